@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal, get_args
 
 #: Slots of a KV block, and MEPIC's unit of recomputation.
 BLOCK_SIZE = 16
@@ -12,32 +13,27 @@ BLOCK_SIZE = 16
 #: steps there: with a host tier 64 new chunks take 3.9-8.3 s instead of 0.85 s (H200, 8B shape).
 DEFAULT_TIERS: Mapping[str, str] = MappingProxyType({"cpu": "host:1GiB", "cuda": ""})
 
-#: The values of `on_pressure`, `compile_order` and `shared_decode`.
-PRESSURE = ("wait", "reject")
-COMPILE_ORDERS = ("head", "batch", "isps")
-SHARED_DECODE = ("off", "auto", "always")
+OnPressure = Literal["wait", "reject"]
+CompileOrder = Literal["head", "batch", "isps"]
+SharedDecode = Literal["off", "auto", "always"]
+
+#: The values of settings that are words.
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "on_pressure": get_args(OnPressure),
+        "compile_order": get_args(CompileOrder),
+        "shared_decode": get_args(SharedDecode),
+    }
+)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Settings of one engine.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSettings:
+    """Settings that the processes of a PIC engine get as they are given.
 
-    `algorithm` is the default of requests that name none (``"mepic"``, ``"epic:k=16"``). `stock`
-    starts vLLM without any part of picbench in it, as users have it today; only the algorithms
-    `full` and `prefix` run there. `kv_blocks` fixes the pool in blocks of 16 tokens (stock CPU vLLM
-    has blocks of 32 and gets half as many, so that the pools are equal in bytes). `context` is the
-    longest prompt plus output in tokens (None: the model's own limit), `batch_tokens` the token
-    budget of one scheduler step. `keys_without_rope` caches every key without RoPE, not only those
-    of chunks: the papers' form, for comparison.
-
-    `dtype` is the type of weights and KV; auto is the model's own, or float32 on a CPU that has no
-    instructions for 16-bit types.
-
-    `device` is auto, cpu or cuda. On CUDA models are compiled and captured into graphs unless
-    `eager`, steps are scheduled ahead of the GPU if `asynchronous`, and `tensor_parallel` GPUs
-    share one engine. Graphs serve steps of up to `graph_tokens` tokens; the host starts the kernels
-    of larger steps one by one. None: 1,024, which a chunk of 512 tokens and those that link others
-    fit in, and in a stock engine 512, as with the defaults of `vllm serve`.
+    `algorithm` is the default of requests that name none (``"mepic"``, ``"epic:k=16"``).
+    `keys_without_rope` caches every key without RoPE, not only those of chunks: the papers' form,
+    for comparison (results/cpu/attention.md has what it saves).
 
     `tiers` lists the tiers of the chunk cache, nearest first
     (``"host:4GiB,redis://localhost:6379"``; "" for none, None for `DEFAULT_TIERS`). `on_pressure`
@@ -54,13 +50,40 @@ class EngineConfig:
     that plain requests have in common, once for all requests that see them: never ("off"), where
     that is expected to be faster ("auto"), or wherever two requests see the same ones ("always",
     for checks).
+    """
+
+    algorithm: str = "mepic"
+    keys_without_rope: bool = False
+    tiers: str | None = None
+    on_pressure: str = "wait"
+    compile_order: str = "head"
+    shared_decode: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig(ChunkSettings):
+    """Settings of one engine.
+
+    `model` is a folder. `stock` starts vLLM without any part of picbench in it, as users have it
+    today; only the algorithms `full` and `prefix` run there. `kv_blocks` fixes the pool in blocks
+    of 16 tokens (stock CPU vLLM has blocks of 32 and gets half as many, so that the pools are equal
+    in bytes). `context` is the longest prompt plus output in tokens (None: the model's own limit),
+    `batch_tokens` the token budget of one scheduler step.
+
+    `dtype` is the type of weights and KV; auto is the model's own, or float32 on a CPU that has no
+    instructions for 16-bit types.
+
+    `device` is auto, cpu or cuda. On CUDA models are compiled and captured into graphs unless
+    `eager`, steps are scheduled ahead of the GPU if `asynchronous`, and `tensor_parallel` GPUs
+    share one engine. Graphs serve steps of up to `graph_tokens` tokens; the host starts the kernels
+    of larger steps one by one. None: 1,024, which a chunk of 512 tokens and those that link others
+    fit in, and in a stock engine 512, as with the defaults of `vllm serve`.
 
     With `self_check` the engine compares ways to the same answers before it serves any, and does
     not start if they differ (`Engine.self_check`).
     """
 
     model: str
-    algorithm: str = "mepic"
     stock: bool = False
     dtype: str = "auto"
     kv_blocks: int | None = None
@@ -68,16 +91,11 @@ class EngineConfig:
     batch_tokens: int | None = None
     max_requests: int = 64
     seed: int = 0
-    keys_without_rope: bool = False
     device: str = "auto"
     eager: bool = False
     graph_tokens: int | None = None
     asynchronous: bool = True
     tensor_parallel: int = 1
-    tiers: str | None = None
-    on_pressure: str = "wait"
-    compile_order: str = "head"
-    shared_decode: str = "auto"
     self_check: bool = False
 
 

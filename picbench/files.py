@@ -116,7 +116,7 @@ def _locked(place: Path, timeout: float) -> Iterator[None]:
 
 
 def parse_line(text: bytes) -> Any:
-    """A line of JSON; ValueError for anything else. Several times as fast as `json`.
+    """A line of JSON. Raises ValueError for anything else. Several times as fast as `json`.
 
     Only `json` reads the lone surrogates that replies may have. NaN is no JSON, and would differ
     from nothing that it is compared with.

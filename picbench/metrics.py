@@ -166,14 +166,17 @@ def _field(path: str, scale: float = 1) -> Callable[[Any], float | None]:
     def take(record: Any) -> float | None:
         for name in path.split("."):
             record = None if record is None else getattr(record, name)
-        return record if record is None or scale == 1 else scale * record
+        found: float | None = record
+        return found if found is None or scale == 1 else scale * found
 
     return take
 
 
 def _time(name: str, heading: str, meaning: str, **more: Any) -> Metric:
     """A time of a request, in milliseconds."""
-    return Metric(name, heading, meaning, unit="ms", better="lower", of_row=_field(name), **more)
+    return Metric(
+        name, heading, meaning, unit="ms", better="lower", of_row=attrgetter(name), **more
+    )
 
 
 def _ttft(percent: int, *shown: View, pairing: Pairing | None = None) -> Metric:
@@ -211,7 +214,7 @@ def _vs_full(base: str, heading: str, **more: Any) -> Metric:
 
 def _count(name: str, meaning: str, path: str = "", *, loose: bool = False, **more: Any) -> Metric:
     """A count, by its path in a row; `loose` if it depends on replies or on when tiers are done."""
-    facts: dict[str, Any] = {"digits": 0, "of_row": _field(path) if path else None} | more
+    facts: dict[str, Any] = {"digits": 0, "of_row": attrgetter(path) if path else None} | more
     usual = None if loose else (0.0, 0.0)
     words = facts.pop("heading", name.replace("_", " "))
     return Metric(name, words, meaning, pairing=Pairing.COUNT, usual=usual, **facts)

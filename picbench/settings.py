@@ -12,7 +12,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from picbench.engines.config import DEFAULT_TIERS, EngineConfig
+from picbench.engines.config import (
+    DEFAULT_TIERS,
+    CompileOrder,
+    EngineConfig,
+    OnPressure,
+    SharedDecode,
+)
 from picbench.errors import ConfigError, first_refusal
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -154,11 +160,11 @@ class RunConfig(SettingsModel):
         metavar="KIND[:PLACE]:SIZE,...",
         shown=f"{DEFAULT_TIERS['cpu']} on a CPU, none on a GPU",
     )
-    on_pressure: Literal["wait", "reject"] = setting(
+    on_pressure: OnPressure = setting(
         "wait",
         "What happens to a request that needs more KV blocks than are free or can be evicted.",
     )
-    compile_order: Literal["head", "batch", "isps"] = setting(
+    compile_order: CompileOrder = setting(
         "head",
         "When missing chunks are compiled: right before the first request that needs them, "
         "those of all waiting requests before any of these runs, or in order of arrival, "
@@ -184,7 +190,7 @@ class RunConfig(SettingsModel):
         "Cache every key of a PIC engine without RoPE, as MEPIC and MiniPIC describe it. On CPU "
         "the keys of chunks are always cached this way.",
     )
-    shared_decode: Literal["off", "auto", "always"] = setting(
+    shared_decode: SharedDecode = setting(
         "auto",
         "On a GPU, whether decoding steps read a chunk once for all requests that see it: where "
         "that is expected to be faster (auto), or wherever two do (always, for checks).",

@@ -12,6 +12,7 @@ from picbench.engines.algorithms import Reuse, parse
 from picbench.engines.config import (
     BLOCK_SIZE,
     DEFAULT_TIERS,
+    ChunkSettings,
     EngineConfig,
     batch_tokens,
     planned_capacity,
@@ -243,17 +244,13 @@ def _settings(config: EngineConfig, model: Mapping[str, Any], context: int) -> P
     pad, bos = model.get("pad_token_id"), model.get("bos_token_id")
     if isinstance(bos, list):
         bos = bos[0] if bos else None
+    given = {field.name: getattr(config, field.name) for field in fields(ChunkSettings)}
     return PicSettings(
-        algorithm=config.algorithm,
+        **given,
         pad_token=pad if pad is not None and pad >= 0 else 0,
         bos_token=None if bos is None or bos < 0 else int(bos),
         link_tokens=tuple(model.get("link_token_ids") or ()),
-        keys_without_rope=config.keys_without_rope,
-        tiers=config.tiers,
-        on_pressure=config.on_pressure,
-        compile_order=config.compile_order,
         positions=context,
-        shared_decode=config.shared_decode,
     )
 
 

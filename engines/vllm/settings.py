@@ -11,13 +11,7 @@ from typing import Any, Self
 
 from picbench.engines.algorithms import Algorithm, check_served, parse
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
-from picbench.engines.config import (
-    BLOCK_SIZE,
-    COMPILE_ORDERS,
-    DEFAULT_TIERS,
-    PRESSURE,
-    SHARED_DECODE,
-)
+from picbench.engines.config import BLOCK_SIZE, CHOICES, DEFAULT_TIERS, ChunkSettings
 from picbench.engines.planning.policy import LayoutConfig
 from picbench.errors import ConfigError
 
@@ -36,29 +30,20 @@ CONNECTOR_MODULE = "picbench.engines.vllm.transfer.connector"
 REJECTED = "rejected: the KV pool is short of blocks"
 
 
-@dataclass(frozen=True, slots=True)
-class PicSettings:
-    """Settings of a PIC engine; `algorithm` is the default of requests that name none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PicSettings(ChunkSettings):
+    """Settings of a PIC engine: those that are given, and what its model decides.
 
     `pad_token` fills visible pads (``pad=paper``), `bos_token` (None: the model has none) the
     anchors of ``epic:k=0``; `link_tokens` are those that the model was trained to link chunks with
-    (``kvlink``). With `keys_without_rope` every key is cached without RoPE, as MEPIC and MiniPIC
-    describe it; by default only those of chunks are (results/cpu/attention.md has what that saves).
-    `positions` are those that the model has, where a request has room for more slots (None:
-    max_model_len). The others are those of `EngineConfig`; `on` gives engines of a device its
-    default tiers.
+    (``kvlink``). `positions` are those that the model has, where a request has room for more slots
+    (None: max_model_len). `on` gives engines of a device its default tiers.
     """
 
-    algorithm: str = "mepic"
     pad_token: int = 0
     bos_token: int | None = None
     link_tokens: Sequence[int] = ()
-    keys_without_rope: bool = False
-    tiers: str | None = None
-    on_pressure: str = "wait"
-    compile_order: str = "head"
     positions: int | None = None
-    shared_decode: str = "auto"
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":
@@ -116,9 +101,8 @@ class PicSettings:
         yield "link_tokens", links, "a list of token ids"
         yield "keys_without_rope", isinstance(self.keys_without_rope, bool), "true or false"
         yield "positions", positions is None or _is_id(positions), "a number of positions"
-        yield "on_pressure", self.on_pressure in PRESSURE, " or ".join(PRESSURE)
-        yield "compile_order", self.compile_order in COMPILE_ORDERS, " or ".join(COMPILE_ORDERS)
-        yield "shared_decode", self.shared_decode in SHARED_DECODE, " or ".join(SHARED_DECODE)
+        for name, words in CHOICES.items():
+            yield name, getattr(self, name) in words, " or ".join(words)
 
     @property
     def shares_tiers(self) -> bool:

@@ -3,13 +3,10 @@
 import click
 
 from picbench.cli.guard import GuardedGroup
-from picbench.cli.inspect import doctor, explain, listing, selftest
-from picbench.cli.measure import measure
-from picbench.cli.profile import profile
-from picbench.cli.reproduce import figures, reproduce
+from picbench.cli.inspect import doctor, explain, listing, profile, selftest
+from picbench.cli.measure import figures, measure, reproduce
 from picbench.cli.results import baseline, compare, gate, report, rescore, show, table
-from picbench.cli.run import run, traffic, warm
-from picbench.cli.sweep import sweep
+from picbench.cli.run import run, sweep, traffic, warm
 
 
 @click.group(cls=GuardedGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,22 +21,8 @@ def main() -> None:
     """
 
 
-main.add_command(run)
-main.add_command(sweep)
-main.add_command(compare)
-main.add_command(gate)
-main.add_command(baseline)
-main.add_command(show)
-main.add_command(report)
-main.add_command(rescore)
-main.add_command(traffic)
-main.add_command(warm)
-main.add_command(profile)
-main.add_command(table)
-main.add_command(reproduce)
-main.add_command(figures)
-main.add_command(measure)
-main.add_command(explain)
-main.add_command(listing)
-main.add_command(doctor)
-main.add_command(selftest)
+for command in (
+    *(run, sweep, compare, gate, baseline, show, report, rescore, traffic, warm, profile, table),
+    *(reproduce, figures, measure, explain, listing, doctor, selftest),
+):
+    main.add_command(command)

@@ -72,6 +72,16 @@ _MARKED: Mapping[str, click.ParamType] = {"file": FILE, "folder": FOLDER, "share
 QUIET = click.option(
     "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."
 )
+
+
+def style_of(*names: str, help: str) -> Callable[[Command], Command]:
+    """The option --format, called `style`; the first of its `names` is the default."""
+    kind = click.Choice(names)
+    return click.option(
+        "--format", "style", type=kind, default=names[0], show_default=True, help=help
+    )
+
+
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 

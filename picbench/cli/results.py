@@ -1,13 +1,19 @@
-"""`picbench compare`: two runs, or two arms of one, sample by sample."""
+"""Commands that read run directories: compare, gate, baseline, rescore, report, show, table."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from picbench.cli.guard import CommandGroup, GuardedCommand
-from picbench.cli.options import FILE, RangeOfNumbers
+from picbench.cli.options import FILE, RangeOfNumbers, style_of
+
+REGRESSION, INCONCLUSIVE = 1, 5
+
+_LOSS = RangeOfNumbers(0, 1, min_open=True)
+_RUNS = click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 
 
 @click.command(cls=GuardedCommand)
@@ -21,7 +27,7 @@ from picbench.cli.options import FILE, RangeOfNumbers
 )
 @click.option(
     "--margin",
-    type=RangeOfNumbers(0, 1, min_open=True),
+    type=_LOSS,
     metavar="LOSS",
     help="The acceptable loss of score, from 0 to 1: say whether the loss is smaller, with 95 % "
     "confidence, and how many samples would decide it.",
@@ -31,25 +37,9 @@ from picbench.cli.options import FILE, RangeOfNumbers
     is_flag=True,
     help="Compare runs of different settings or requests anyway, and say so in the output.",
 )
-@click.option(
-    "--format",
-    "style",
-    type=click.Choice(["text", "json", "markdown", "github"]),
-    default="text",
-    show_default=True,
-    help="github: Markdown in the summary of the step.",
-)
+@style_of("text", "json", "markdown", "github", help="github: Markdown in the summary of the step.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For resampling.")
-def compare(
-    *,
-    before: str,
-    after: str | None,
-    arms: str | None,
-    margin: float | None,
-    allow_mismatch: bool,
-    style: str,
-    seed: int,
-) -> int:
+def compare(*, before: str, after: str | None, arms: str | None, style: str, **given: Any) -> int:
     """Compare two run directories, or two arms of one, sample by sample.
 
     Scores by differences, times by ratios, each with a 95 % interval over groups of samples that
@@ -61,7 +51,7 @@ def compare(
     from picbench.store.provenance import write_step_summary
     from picbench.store.reader import read_run
 
-    settings = ComparisonSettings(_two(arms), margin, allow_mismatch, seed)
+    settings = ComparisonSettings(_two(arms), **given)
     first = read_run(Path(before))
     if after is None:
         found = compare_own_arms(first, settings)
@@ -86,9 +76,6 @@ def _two(arms: str | None) -> tuple[str, str] | None:
     return names[0], names[1]
 
 
-REGRESSION, INCONCLUSIVE = 1, 5
-
-
 @click.command(cls=GuardedCommand)
 @click.argument("run")
 @click.option(
@@ -98,12 +85,11 @@ REGRESSION, INCONCLUSIVE = 1, 5
     help="What picbench baseline save wrote; a name is looked up in baselines/.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 5 if a check is inconclusive.")
-@click.option(
-    "--format",
-    "style",
-    type=click.Choice(["text", "json", "github", "junit"]),
-    default="text",
-    show_default=True,
+@style_of(
+    "text",
+    "json",
+    "github",
+    "junit",
     help="github: annotations, and a table in the summary of the step.",
 )
 def gate(*, run: str, baseline: str, strict: bool, style: str) -> int:
@@ -139,7 +125,7 @@ def baseline() -> None:
 
 
 @baseline.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@_RUNS
 @click.argument("name", metavar="NAME|FILE")
 @click.option(
     "--keep-thresholds",
@@ -227,7 +213,7 @@ def _mean(value: float | None) -> str:
 
 
 @click.command(cls=GuardedCommand)
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@_RUNS
 @click.option(
     "--output",
     type=FILE,
@@ -237,7 +223,7 @@ def _mean(value: float | None) -> str:
 )
 @click.option(
     "--margin",
-    type=RangeOfNumbers(0, 1, min_open=True),
+    type=_LOSS,
     metavar="LOSS",
     default=0.02,
     show_default=True,
@@ -260,19 +246,12 @@ def report(*, runs: tuple[str, ...], output: Path | None, margin: float) -> None
 
 @click.command(cls=GuardedCommand)
 @click.argument("run", metavar="RUN")
-@click.option(
-    "--format",
-    "style",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json: the manifest and the summary, in the current schema.",
-)
+@style_of("text", "json", help="json: the manifest and the summary, in the current schema.")
 def show(*, run: str, style: str) -> int:
     """Print a run's state, table, settings, and the versions and hardware that it ran on."""
     from dataclasses import asdict
 
-    from picbench.run.overview import arms_of, print_overview
+    from picbench.run.result import arms_of, print_overview
     from picbench.store.reader import read_run
 
     found = read_run(Path(run))
@@ -285,13 +264,11 @@ def show(*, run: str, style: str) -> int:
 
 
 @click.command(cls=GuardedCommand)
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
-@click.option(
-    "--format",
-    "style",
-    type=click.Choice(["markdown", "latex", "csv"]),
-    default="markdown",
-    show_default=True,
+@_RUNS
+@style_of(
+    "markdown",
+    "latex",
+    "csv",
     help="The printed table's columns in Markdown or LaTeX, or all numbers of the summaries in "
     "CSV.",
 )

@@ -1,12 +1,12 @@
-"""`picbench run`: the main job."""
+"""Commands that measure workloads, or prepare them: run, sweep, traffic, warm."""
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -14,6 +14,7 @@ from picbench.cli.guard import GuardedCommand, exit_code, interruptible, with_fl
 from picbench.cli.options import (
     DTYPE,
     FILE,
+    OFFLINE,
     QUIET,
     complete_algorithms,
     complete_datasets,
@@ -22,7 +23,17 @@ from picbench.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from picbench.experiments.sweep import PlannedCell
+    from picbench.experiments.sweep_run import SweepRun
+    from picbench.run.job import Job
     from picbench.run.session import Services
+
+#: Settings that a dry run tells as they are, and what stands for those that are not given.
+_TOLD = (
+    *("dataset", "data", "columns", "seed", "concurrency", "dtype", "device", "tensor_parallel"),
+    *("eager", "on_bad_row", "prompts", "scoring", "drop"),
+)
+_UNSET = {"columns": "LongBench's", "prompts": "picbench's own"}
 
 
 @click.command(cls=GuardedCommand)
@@ -53,7 +64,6 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
     directory also gets table.csv, table.md and figures of first tokens, memory and accuracy. A run
     that was stopped is resumed by the same command; see docs/runs.md.
     """
-    from picbench.cli.dry_run import print_plan
     from picbench.errors import EngineError
     from picbench.run.job import prepare
     from picbench.run.progress import open_progress
@@ -85,6 +95,102 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
         return 0
 
 
+def print_plan(job: "Job", stream: TextIO) -> None:
+    """What a run would do: arms, settings, requests, sizes."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from picbench.run.result import print_all
+
+    table = Table(show_header=False, box=None)
+    for name, value in _plan(job):
+        table.add_row(name, Text(value))
+    print_all(stream, "dry run: no engine was started, nothing was written", table)
+
+
+def _plan(job: "Job") -> Iterator[tuple[str, str]]:
+    """(name, value) of everything that a dry run tells."""
+    from picbench.run.result import load_of, skipped_rows
+
+    facts, sizes = job.facts, job.sizes
+    for arm in job.arms:
+        where = "stock vLLM" if arm.stock else "the PIC engine"
+        yield "arm", f"{arm.name} on {arm.algorithm if arm.endpoint else where}"
+    yield "model", job.workload.model.label
+    for name in _TOLD:
+        yield f"--{name.replace('_', '-')}", _setting(name, getattr(job.config, name))
+    if job.config.requests:
+        yield "--requests", job.config.requests
+    yield "chat template", "around prompts" if job.workload.chat else "none"
+    yield from (("rows", line) for line in skipped_rows(job))
+    yield "requests", f"{facts.samples} to each of {len(job.arms)} arms"
+    yield "load", load_of(job)
+    yield "repeats", str(job.config.repeats)
+    yield "cache", job.config.cache or "kept between requests"
+    yield "preloaded", f"{len(job.workload.preload)} chunks"
+    yield "prompt tokens", f"{facts.mean_tokens:,.0f} mean, {facts.max_tokens:,} longest"
+    yield "output tokens", f"{max(s.max_tokens for s in job.workload.samples):,} at most"
+    yield "chunks", f"{facts.chunks:,}, {facts.unique_chunks:,} distinct"
+    yield "reusable", f"{facts.reuse:.1%} of prompt tokens are in a chunk seen before"
+    yield "truncated", f"{facts.truncated} of {facts.samples} prompts"
+    yield "context", f"{sizes.context:,} tokens"
+    yield (
+        "KV blocks",
+        f"{sizes.pool:,} in the pool; the longest request needs {sizes.longest:,}, "
+        f"all distinct chunks {sizes.chunks:,}",
+    )
+    yield from _estimates(job)
+    yield from (("note", note) for note in job.notes)
+    yield "fingerprint", job.fingerprint
+    yield "output", f"{job.output}{_state(job.output)}"
+
+
+def _estimates(job: "Job") -> Iterator[tuple[str, str]]:
+    from picbench.experiments.sweep_run import estimate_run
+    from picbench.run.job import RUNS
+    from picbench.run.progress import minutes
+    from picbench.tables.run import gib
+
+    found = estimate_run(job, RUNS)
+    yield (
+        "all tokens",
+        f"{found.prompt_tokens:,} of prompts, {found.output_tokens:,} of replies at most, over all "
+        "arms and repeats",
+    )
+    known = found.pool_bytes is not None
+    yield "KV memory", f"{gib(found.pool_bytes or 0)} GiB, all pools" if known else "not known"
+    if found.seconds is None:
+        yield "time", f"not known: no run of this model with these settings here in {RUNS}/"
+    else:
+        yield (
+            "time",
+            (
+                f"{minutes(found.seconds)} (minutes:seconds), as arms took for a prompt token in "
+                f"earlier runs ({found.runs}); starts of engines are not in it"
+            ),
+        )
+
+
+def _state(output: Path) -> str:
+    """What a run would do with a directory that is there."""
+    from picbench.store.manifest import FINAL
+    from picbench.store.reader import read_run
+    from picbench.store.writer import MANIFEST
+
+    if not (output / MANIFEST).exists():
+        return ""
+    status = read_run(output).manifest["status"]
+    return (
+        f" ({status}: would only be shown)" if status in FINAL else f" ({status}: would be resumed)"
+    )
+
+
+def _setting(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return _UNSET.get(name, "none") if value is None else str(value)
+
+
 @contextmanager
 def reported(line: Callable[[int], str | None]) -> Iterator[None]:
     """End with a line of JSON, made of the exit code; None is no line."""
@@ -102,7 +208,7 @@ def reported(line: Callable[[int], str | None]) -> Iterator[None]:
 def _status(path: Path, code: int) -> str | None:
     """The line about the run in `path`, if this command has begun or read it."""
     from picbench.errors import ConfigError
-    from picbench.run.overview import status_line
+    from picbench.run.result import status_line
     from picbench.store.writer import MANIFEST
 
     if isinstance(sys.exception(), ConfigError) or not (path / MANIFEST).exists():
@@ -169,3 +275,110 @@ def traffic(*, out: Path, preset: str | None, **flags: Any) -> int:
         click.echo(f"left out, too long: {written.left_out}")
     click.echo(str(out))
     return 0
+
+
+@click.command(cls=GuardedCommand)
+@click.argument("file", metavar="FILE.yaml")
+@click.option(
+    "--output",
+    metavar="DIR",
+    show_default="runs/NAME",
+    help="Folder for the cells' run directories and the table; complete cells are kept, stopped "
+    "ones are resumed.",
+)
+@OFFLINE
+@QUIET
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show the cells with requests, tokens, memory and time; start no engine.",
+)
+@click.pass_obj
+def sweep(
+    services: "Services | None",
+    /,
+    *,
+    file: str,
+    output: str | None,
+    offline: bool,
+    quiet: bool,
+    dry_run: bool,
+) -> int:
+    """Run every combination of the settings in FILE.yaml, each as picbench run would.
+
+    The file has `base:`, settings of all cells, and `grid:`, a list of values for each setting that
+    differs. Every cell is a run directory below DIR; DIR/sweep.csv and DIR/sweep.md have all of
+    them, a row for each cell and arm. A cell that fails does not stop the others (exit 4). The same
+    command resumes a sweep that was stopped. The last line of stdout is JSON; see docs/runs.md.
+    """
+    from picbench.experiments.sweep import expand, plan_sweep, read_sweep, with_shared_workloads
+    from picbench.experiments.sweep_run import check_folder, print_sweep_plan
+    from picbench.run.job import RUNS
+    from picbench.run.session import Services
+
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # For the libraries here and in the arms' processes.
+    services = services or Services()
+    settings = read_sweep(Path(file))
+    folder = Path(output) if output else RUNS / settings.name
+    cells = expand(Path(file), settings, folder, offline=offline)
+    check_folder(folder)
+    services = with_shared_workloads(cells, services, run=not dry_run)
+    planned = list(plan_sweep(cells, services))
+    if dry_run:
+        print_sweep_plan(planned, sys.stdout)
+        return 0
+    return _run_sweep(services, settings.name, folder, planned, quiet=quiet)
+
+
+def _run_sweep(
+    services: "Services",
+    name: str,
+    folder: Path,
+    planned: Sequence["PlannedCell"],
+    *,
+    quiet: bool,
+) -> int:
+    from picbench.experiments.sweep_run import (
+        SweepRun,
+        open_sweep,
+        sweep_line,
+        sweep_markdown,
+        write_sweep,
+    )
+    from picbench.files import hold
+    from picbench.run.progress import open_progress
+
+    cells = [plan.cell for plan in planned]
+    open_sweep(name, cells, folder)
+    worded = partial(with_flags, context=click.get_current_context())
+    run = SweepRun(
+        planned,
+        services,
+        partial(open_progress, quiet=quiet),
+        lambda line: click.echo(f"picbench: {worded(line)}", err=True),
+    )
+    with hold(folder), reported(lambda code: sweep_line(folder, run.results, code)):
+        try:
+            with interruptible():
+                for _ in run:
+                    write_sweep(name, run.results, folder)
+        finally:
+            write_sweep(name, run.results, folder)
+        if not quiet:
+            click.echo(sweep_markdown(name, run.results))
+        _check_complete(folder, run)
+    return 0
+
+
+def _check_complete(folder: Path, run: "SweepRun") -> None:
+    from picbench.errors import EngineError
+
+    missed = [result for result in run.results if not result.complete]
+    if missed:
+        states = ", ".join(sorted({result.status for result in missed}))
+        raise EngineError(
+            f"{len(missed)} of {len(run.results)} cells are not complete ({states})",
+            hint=f"see {folder / 'sweep.csv'}; the same command tries failed ones again, a partial "
+            "or invalid one where its folder is gone",
+        )

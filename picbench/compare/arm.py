@@ -79,10 +79,11 @@ def measured_arms(run: Run) -> dict[str, MeasuredArm]:
         raise ConfigError(f"{run.path}: has no rows", hint="run it again")
     check_rows(run)
     summary = run.summary
-    return {name: _measure(name, own, summary.get(name)) for name, own in rows.items()}
+    return {name: arm_of(name, own, summary.get(name)) for name, own in rows.items()}
 
 
-def _measure(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> MeasuredArm:
+def arm_of(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> MeasuredArm:
+    """The columns of an arm from its rows, in the order of the run."""
     answered = [row for row in rows if row.error is None]
     samples = tuple(sample_labels(answered))
     firsts = _first_rounds(rows)
@@ -452,15 +453,16 @@ def _drift(change: Paired, *, apart: bool) -> Drift:
 def _quantiles(before: MeasuredArm, after: MeasuredArm) -> Iterator[QuantileChange]:
     for metric in metrics_paired(Pairing.QUANTILE):
         if metric.base is not None and metric.quantile is not None:
-            sides = (_quantile(arm, metric.base, metric.quantile) for arm in (before, after))
+            sides = (quantile_of(arm, metric.base, metric.quantile) for arm in (before, after))
             yield QuantileChange(metric.base, *sides)
 
 
-def _quantile(arm: MeasuredArm, time: str, q: float) -> Quantile:
-    columns = zip(arm.times[time], arm.places, arm.repeats, strict=True)
-    known = [(value, place, repeat) for value, place, repeat in columns if value is not None]
-    times, places, repeats = zip(*known, strict=True) if known else ((), (), ())
-    return repeated_quantile(times, q, places, repeats)
+def quantile_of(arm: MeasuredArm, time: str, q: float) -> Quantile:
+    """A quantile of a time over all answered requests, with its interval."""
+    times = np.array(arm.times[time], np.float64)  # None is no number.
+    known = ~np.isnan(times)
+    rows, repeats = (np.array(column)[known].tolist() for column in (arm.places, arm.repeats))
+    return repeated_quantile(times[known].tolist(), q, rows, repeats)
 
 
 def _geometric(values: Sequence[float]) -> float:

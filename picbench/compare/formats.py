@@ -11,8 +11,7 @@ from picbench.compare.arm import ArmComparison, Drift, MetricChange
 from picbench.compare.comparison import RunComparison
 from picbench.compare.intervals import FEW, Interval, Quantile
 from picbench.compare.significance import Loss
-from picbench.run.result import WIDTH
-from picbench.tables.table import NOTHING, Column, Shown, Table, Value
+from picbench.tables.table import NOTHING, WIDTH, Column, Shown, Table, Value
 
 #: Flipped samples that are listed; the JSON format has them all.
 FLIPS = 10

@@ -1,8 +1,8 @@
-"""Orders of accuracy that papers claim, and whether they hold here."""
+"""The page of every algorithm: scores, the frontier, and whether published orders hold here."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -11,20 +11,20 @@ from picbench.compare.intervals import RESAMPLES
 from picbench.experiments.arm_scores import (
     KEPT,
     MEPIC,
+    OWN,
     ArmScore,
     Case,
-    FrontierArm,
     RowInterval,
     ScoredPart,
     difference_of,
-    frontier,
     labels,
+    ran,
     read_parts,
     score_arms,
 )
-from picbench.experiments.page import save
+from picbench.experiments.page import page, save
 from picbench.figures.frontier import FrontierPoint, draw_frontier
-from picbench.tables import table as markdown
+from picbench.tables.table import NOTHING, table
 from picbench.workloads.synthetic.generate import DATASETS
 
 OrderVerdict = Literal["fails", "undecided", "holds"]
@@ -35,7 +35,16 @@ VERDICTS: tuple[OrderVerdict, ...] = ("fails", "undecided", "holds")
 #: A model and an arm.
 Where = tuple[str, str]
 
-_BASE = "testbed"
+#: Scores of a workload, by data set in their usual order, and by arm.
+Scores = dict[str, dict[str, ArmScore]]
+
+#: What tables call arms, by spec.
+Names = Mapping[str, str]
+
+#: The model whose frontier is drawn, and its tuned variants.
+BASE = "testbed"
+TUNED = (f"{BASE}:block", f"{BASE}:link")
+TUNED_ARMS = ("block-attention", "kvlink:n=5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ class OrderStep:
 
 def _order(claim: str, source: str, *arms: str) -> PublishedOrder:
     """Arms best first; ``model/arm`` is an arm of another model than the testbed."""
-    found = [(arm.rpartition("/")[0] or _BASE, arm.rpartition("/")[2]) for arm in arms]
+    found = [(arm.rpartition("/")[0] or BASE, arm.rpartition("/")[2]) for arm in arms]
     return PublishedOrder(claim, source, tuple(found))
 
 
@@ -102,12 +111,7 @@ ORDERS: Sequence[PublishedOrder] = (
     _order("LegoLink-16 >= cacheblend", "2410.15332", "epic:k=16", "cacheblend:r=0.15"),
     _order("mepic >= epic", "2512.16822", "mepic", "epic:k=16"),
     _order("mepic >= cacheblend", "2512.16822", "mepic", "cacheblend:r=0.15"),
-    _order(
-        "picked by the question >= by position",
-        "2602.02579",
-        "mepic:select=question",
-        "mepic",
-    ),
+    _order("picked by the question >= by position", "2602.02579", "mepic:select=question", "mepic"),
     _order("tuned >= untuned", "2409.15355", "testbed:block/block-attention", "block-attention"),
     _order(
         "block-attention, tuned: as full recompute",
@@ -129,40 +133,57 @@ ORDERS: Sequence[PublishedOrder] = (
 
 def judge(order: PublishedOrder, parts: Mapping[Case, ScoredPart]) -> list[OrderStep]:
     """The steps of an order on all data sets on which both of its models were measured."""
+
+    def scores(dataset: str, where: Where) -> Sequence[float]:
+        part = parts.get(Case(where[0], dataset))
+        return part.arms[where[1]].score if part and where[1] in part.arms else ()
+
     datasets = dict.fromkeys(
         case.dataset for case in parts if case == Case(case.model, case.dataset)
     )
     return [
-        OrderStep(better, worse, dataset, _difference(one, other))
+        OrderStep(better, worse, dataset, difference_of(one[:rows], other[:rows]))
         for better, worse in order.steps
         for dataset in datasets
-        if (one := _scores(parts, dataset, better)) and (other := _scores(parts, dataset, worse))
+        if (one := scores(dataset, better)) and (other := scores(dataset, worse))
+        if (rows := min(len(one), len(other)))
     ]
 
 
-def _scores(parts: Mapping[Case, ScoredPart], dataset: str, where: Where) -> Sequence[float] | None:
-    model, arm = where
-    part = parts.get(Case(model, dataset))
-    return part.arms[arm].score if part and arm in part.arms else None
+@dataclass(frozen=True, slots=True)
+class FrontierArm:
+    """An arm of ours on all data sets: the least it keeps, and where it links more than MEPIC."""
+
+    arm: str
+    worst: ArmScore
+    costlier: tuple[str, ...]
+    below: tuple[str, ...]
+    surely_above: int
+    datasets: int
+
+    @property
+    def reached(self) -> bool:
+        """Whether it keeps enough on every data set and links no more than MEPIC on any."""
+        return not self.costlier and not self.below
 
 
-def _difference(one: Sequence[float], other: Sequence[float]) -> RowInterval:
-    rows = min(len(one), len(other))
-    return difference_of(one[:rows], other[:rows])
-
-
-#: Scores of a workload, by data set in their usual order, and by arm.
-Scores = dict[str, dict[str, ArmScore]]
-
-#: What tables call arms, by spec.
-Names = Mapping[str, str]
-
-JudgedOrder = tuple[PublishedOrder, Sequence[OrderStep]]
-
-#: The model whose frontier is drawn, and its tuned variants.
-BASE = "testbed"
-TUNED = (f"{BASE}:block", f"{BASE}:link")
-TUNED_ARMS = ("block-attention", "kvlink:n=5")
+def frontier(scores: Mapping[str, Mapping[str, ArmScore]]) -> list[FrontierArm]:
+    """Our arms, best first, by the scores of a model: data set, then arm."""
+    found = []
+    for arm in (arm for arm in next(iter(scores.values())) if arm in OWN):
+        on = {dataset: arms[arm] for dataset, arms in scores.items()}
+        costlier = (d for d, score in on.items() if score.linked > scores[d][MEPIC].linked)
+        found.append(
+            FrontierArm(
+                arm,
+                min(on.values(), key=lambda score: score.kept.value),
+                tuple(costlier),
+                tuple(d for d, score in on.items() if score.kept.value < KEPT),
+                sum(score.kept.low >= KEPT for score in on.values()),
+                len(on),
+            )
+        )
+    return sorted(found, key=lambda arm: (not arm.reached, -arm.worst.kept.value))
 
 
 def write(folder: Path, output: Path) -> str:
@@ -170,39 +191,32 @@ def write(folder: Path, output: Path) -> str:
 
     Returns the page.
     """
-    found = sorted(read_parts(folder), key=lambda part: _number(part.case.dataset))
+    usual = list(DATASETS)
+    found = sorted(
+        read_parts(folder),
+        key=lambda part: usual.index(part.case.dataset) if part.case.dataset in usual else 99,
+    )
     parts = {part.case: part for part in found}
     workloads = group(parts)
-    page = render(parts, workloads)
+    judged = [(order, judge(order, parts)) for order in ORDERS]
+    shown = render(parts, workloads, judged)
     document = {
         "schema": 1,
         "workloads": {name: _summary(scores) for name, scores in workloads.items()},
-        "orders": [_judged(order, judge(order, parts)) for order in ORDERS],
+        "orders": [
+            {
+                "claim": order.claim,
+                "source": order.source,
+                "pairs": [asdict(step) | {"verdict": step.verdict} for step in steps],
+            }
+            for order, steps in judged
+        ],
     }
-    save(output / "algorithms", document, page)
+    save(output / "algorithms", document, shown)
     if BASE in workloads:
-        drawn = [p for case, p in parts.items() if case == Case(case.model, case.dataset)]
+        drawn = [part for case, part in parts.items() if case == Case(case.model, case.dataset)]
         _draw(workloads, _caption(drawn), output)
-    return page
-
-
-def _draw(workloads: Mapping[str, Scores], caption: str, output: Path) -> None:
-    """The figure: all arms of the base model, and of its tuned variants what they are tuned for."""
-    tuned = [score for model in TUNED for score in _own_arms(workloads.get(model, {}))]
-    points = {
-        dataset: [_point(score) for score in arms.values()]
-        + [_tuned_point(score) for score in tuned if score.case.dataset == dataset]
-        for dataset, arms in workloads[BASE].items()
-    }
-    base = [score for arms in workloads[BASE].values() for score in arms.values()]
-    bars = f"Bars: 95 % intervals over {_counts(base)} rows"
-    bars += f", of tuned models {_counts(tuned)}." if tuned else "."
-    draw_frontier(points, (MEPIC, KEPT), f"{caption} {bars}", output / "algorithms")
-
-
-def _counts(scores: Sequence[ArmScore]) -> str:
-    rows = sorted({score.rows for score in scores})
-    return " to ".join(dict.fromkeys((str(rows[0]), str(rows[-1]))))
+    return shown
 
 
 def group(parts: Mapping[Case, ScoredPart]) -> dict[str, Scores]:
@@ -213,23 +227,48 @@ def group(parts: Mapping[Case, ScoredPart]) -> dict[str, Scores]:
     return found
 
 
-def render(parts: Mapping[Case, ScoredPart], workloads: Mapping[str, Scores]) -> str:
-    """The page, in Markdown."""
-    names = labels(arm for part in parts.values() for arm in part.arms)
-    lines = [
-        "# Every algorithm: accuracy against linked tokens",
-        "",
-        _caption(parts.values()),
-        "",
-        *_TERMS,
+def _summary(scores: Scores) -> dict[str, dict[str, dict[str, Any]]]:
+    """The scores as the file has them: intervals are value, low and high."""
+
+    def fields(score: ArmScore) -> dict[str, Any]:
+        found = asdict(score) | {
+            name: list(asdict(getattr(score, name)).values()) for name in ("difference", "kept")
+        }
+        return {name: value for name, value in found.items() if name not in ("case", "arm")}
+
+    return {
+        dataset: {arm: fields(score) for arm, score in arms.items()}
+        for dataset, arms in scores.items()
+    }
+
+
+def _draw(workloads: Mapping[str, Scores], caption: str, output: Path) -> None:
+    """The figure: all arms of the base model, and of its tuned variants what they are tuned for."""
+    tuned = [
+        arms[arm]
+        for model in TUNED
+        for arms in workloads.get(model, {}).values()
+        for arm in TUNED_ARMS
+        if arm in arms
     ]
-    if BASE in workloads:
-        lines += ["![accuracy against linked tokens](algorithms.svg)", ""]
-        lines += _frontier_section(frontier(workloads[BASE]), names)
-    for name, scores in workloads.items():
-        lines += _workload_section(name, scores, names, parts)
-    lines += _orders_section([(order, judge(order, parts)) for order in ORDERS], names)
-    return "\n".join(lines)
+    points = {
+        dataset: [_point(score, score.arm) for score in arms.values()]
+        + [_point(s, f"{s.case.model}/{s.arm}") for s in tuned if s.case.dataset == dataset]
+        for dataset, arms in workloads[BASE].items()
+    }
+    base = [score for arms in workloads[BASE].values() for score in arms.values()]
+    bars = f"Bars: 95 % intervals over {_counts(base)} rows"
+    bars += f", of tuned models {_counts(tuned)}." if tuned else "."
+    draw_frontier(points, (MEPIC, KEPT), f"{caption} {bars}", output / "algorithms")
+
+
+def _point(score: ArmScore, name: str) -> FrontierPoint:
+    return FrontierPoint(name, score.share, score.kept.value, score.kept.low, score.kept.high)
+
+
+def _counts(scores: Sequence[ArmScore]) -> str:
+    rows = sorted({score.rows for score in scores})
+    return " to ".join(dict.fromkeys((str(rows[0]), str(rows[-1]))))
 
 
 _TERMS = (
@@ -238,19 +277,44 @@ _TERMS = (
     "BOS, visible pads). Differences and ratios are to full recompute by the same model on the "
     f"same rows, with 95 % bootstrap intervals over rows ({RESAMPLES:,} resamples, paired). An "
     "interval of no width says that no row differs, which is compatible with up to 1.5 % of other "
-    "rows differing (three in 200).",
-    "",
+    "rows differing (three in 200)."
+)
+
+_FRONTIER = (
+    f"Of our own arms, which keep {KEPT:.2f} of full recompute's score on every data set and "
+    "link no more than mepic with one block a chunk?"
+)
+
+_ORDERS = (
+    "Each order is judged by the pairs of neighbours in it. A pair holds if the interval of "
+    "the difference is not below zero, fails if all of it is, and is undecided otherwise; an "
+    "order of several pairs is as good as its worst one. In a cell: the verdict, the least "
+    "difference of a pair, and of several pairs how many hold, are undecided and fail. Of "
+    "pairs of equally good arms one in forty fails by chance. The claims are the papers', "
+    "about other models and data sets."
 )
 
 
-def _frontier_section(found: Sequence[FrontierArm], names: Names) -> Iterator[str]:
-    yield "## The frontier"
-    yield ""
-    yield (
-        f"Of our own arms, which keep {KEPT:.2f} of full recompute's score on every data set and "
-        "link no more than mepic with one block a chunk?"
-    )
-    yield ""
+def render(
+    parts: Mapping[Case, ScoredPart],
+    workloads: Mapping[str, Scores],
+    judged: Sequence[tuple[PublishedOrder, Sequence[OrderStep]]],
+) -> str:
+    """The page, in Markdown."""
+    names = labels(arm for part in parts.values() for arm in part.arms)
+    texts = [_caption(parts.values()), _TERMS]
+    if BASE in workloads:
+        texts += ["![accuracy against linked tokens](algorithms.svg)", "## The frontier", _FRONTIER]
+        texts.append(_frontier_table(frontier(workloads[BASE]), names))
+    for name, scores in workloads.items():
+        texts += _workload_section(name, scores, names, parts)
+    texts += _orders_section([(order, steps) for order, steps in judged if steps], names)
+    return page("Every algorithm: accuracy against linked tokens", *texts)
+
+
+def _frontier_table(found: Sequence[FrontierArm], names: Names) -> str:
+    above = f"interval above {KEPT:.2f}"
+    head = ("arm", "reached", "least kept", above, "below", "links more than mepic")
     rows = [
         (
             f"`{names[arm.arm]}`",
@@ -262,92 +326,66 @@ def _frontier_section(found: Sequence[FrontierArm], names: Names) -> Iterator[st
         )
         for arm in found
     ]
-    head = (
-        "arm",
-        "reached",
-        "least kept",
-        f"interval above {KEPT:.2f}",
-        "below",
-        "links more than mepic",
-    )
-    yield markdown.table(head, rows)
-    yield ""
+    return table(head, rows)
 
 
 def _workload_section(
     name: str, scores: Scores, names: Names, parts: Mapping[Case, ScoredPart]
 ) -> Iterator[str]:
     measured = [parts[next(iter(arms.values())).case] for arms in scores.values()]
-    counts = ", ".join(f"{part.case.dataset} {_rows(part)}" for part in measured)
-    yield f"## {name}"
-    yield ""
-    yield f"{_where_measured(measured)} Rows: {counts}."
-    yield ""
-    yield "Mean score, and linked tokens a request:"
-    yield ""
-    yield _table(scores, names, lambda s: f"{s.score:.3f} ({s.linked:,.0f})")
-    yield ""
-    yield "Difference to full recompute:"
-    yield ""
-    yield _table(scores, names, lambda s: s.difference.signed)
-    yield ""
-    yield "Share of full recompute's score that is kept:"
-    yield ""
-    yield _table(scores, names, lambda s: str(s.kept))
-    yield ""
-
-
-def _rows(part: ScoredPart) -> str:
-    """How many rows there are, and how many there were to be if these are not all."""
-    return f"{part.rows}" if part.rows == part.wanted else f"{part.rows} of {part.wanted}"
-
-
-def _table(scores: Scores, names: Names, cell: Callable[[ArmScore], str]) -> str:
-    arms = dict.fromkeys(arm for found in scores.values() for arm in found)
-    rows = [
-        [
-            f"`{names[arm]}`",
-            *(cell(found[arm]) if arm in found else "-" for found in scores.values()),
-        ]
-        for arm in arms
-    ]
-    return markdown.table(["arm", *scores], rows)
-
-
-def _orders_section(judged: Sequence[JudgedOrder], names: Names) -> Iterator[str]:
-    yield "## Published orders"
-    yield ""
-    yield (
-        "Each order is judged by the pairs of neighbours in it. A pair holds if the interval of "
-        "the difference is not below zero, fails if all of it is, and is undecided otherwise; an "
-        "order of several pairs is as good as its worst one. In a cell: the verdict, the least "
-        "difference of a pair, and of several pairs how many hold, are undecided and fail. Of "
-        "pairs of equally good arms one in forty fails by chance. The claims are the papers', "
-        "about other models and data sets."
+    counts = ", ".join(
+        f"{p.case.dataset} {p.rows}{f' of {p.wanted}' if p.rows != p.wanted else ''}"
+        for p in measured
     )
-    yield ""
+    arms = dict.fromkeys(arm for found in scores.values() for arm in found)
+
+    def drawn(text: Callable[[ArmScore], str]) -> str:
+        rows = (
+            [
+                f"`{names[arm]}`",
+                *(text(found[arm]) if arm in found else NOTHING for found in scores.values()),
+            ]
+            for arm in arms
+        )
+        return table(["arm", *scores], rows)
+
+    yield f"## {name}"
+    yield f"{_where_measured(measured)} Rows: {counts}."
+    yield "Mean score, and linked tokens a request:"
+    yield drawn(lambda score: f"{score.score:.3f} ({score.linked:,.0f})")
+    yield "Difference to full recompute:"
+    yield drawn(lambda score: score.difference.signed)
+    yield "Share of full recompute's score that is kept:"
+    yield drawn(lambda score: str(score.kept))
+
+
+def _orders_section(
+    judged: Sequence[tuple[PublishedOrder, Sequence[OrderStep]]], names: Names
+) -> Iterator[str]:
     datasets = list(dict.fromkeys(step.dataset for _, steps in judged for step in steps))
     rows = [
         [order.claim, order.source, *(_order_cell(steps, dataset) for dataset in datasets)]
         for order, steps in judged
-        if steps
     ]
-    yield markdown.table(["claim", "source", *datasets], rows)
-    yield ""
-    failed = [step for _, steps in judged for step in steps if step.verdict == "fails"]
+    yield "## Published orders"
+    yield _ORDERS
+    yield table(["claim", "source", *datasets], rows)
+    failed = [
+        f"- {step.dataset}: `{_where(step.better, names)}` - `{_where(step.worse, names)}`: "
+        f"{step.difference.signed}"
+        for _, steps in judged
+        for step in steps
+        if step.verdict == "fails"
+    ]
     if failed:
         yield "Pairs that fail:"
-        yield ""
-        for step in failed:
-            pair = " - ".join(f"`{_where(*where, names)}`" for where in (step.better, step.worse))
-            yield f"- {step.dataset}: {pair}: {step.difference.signed}"
-        yield ""
+        yield "\n".join(failed)
 
 
 def _order_cell(steps: Sequence[OrderStep], dataset: str) -> str:
     found = [step for step in steps if step.dataset == dataset]
     if not found:
-        return "-"
+        return NOTHING
     counts = Counter(step.verdict for step in found)
     verdict = next(verdict for verdict in VERDICTS if counts[verdict])
     least = min(found, key=lambda step: step.difference.value).difference.signed
@@ -355,45 +393,9 @@ def _order_cell(steps: Sequence[OrderStep], dataset: str) -> str:
     return f"{verdict} {least}{numbers}"
 
 
-def _where(model: str, arm: str, names: Names) -> str:
+def _where(where: Where, names: Names) -> str:
+    model, arm = where
     return names[arm] if model == BASE else f"{model} {names[arm]}"
-
-
-def _point(score: ArmScore) -> FrontierPoint:
-    return FrontierPoint(score.arm, score.share, score.kept.value, score.kept.low, score.kept.high)
-
-
-def _tuned_point(score: ArmScore) -> FrontierPoint:
-    return replace(_point(score), arm=f"{score.case.model}/{score.arm}")
-
-
-def _own_arms(scores: Scores) -> Iterator[ArmScore]:
-    """The arms that a tuned model was tuned for."""
-    for arms in scores.values():
-        yield from (arms[arm] for arm in TUNED_ARMS if arm in arms)
-
-
-def _summary(scores: Scores) -> dict[str, dict[str, dict[str, Any]]]:
-    return {
-        dataset: {
-            arm: {
-                "rows": score.rows,
-                "score": score.score,
-                "difference": list(asdict(score.difference).values()),
-                "kept": list(asdict(score.kept).values()),
-                "linked": score.linked,
-                "share": score.share,
-                "computed": score.computed,
-            }
-            for arm, score in arms.items()
-        }
-        for dataset, arms in scores.items()
-    }
-
-
-def _judged(order: PublishedOrder, steps: Sequence[OrderStep]) -> dict[str, Any]:
-    pairs = [asdict(step) | {"verdict": step.verdict} for step in steps]
-    return {"claim": order.claim, "source": order.source, "pairs": pairs}
 
 
 def _caption(parts: Iterable[ScoredPart]) -> str:
@@ -408,15 +410,5 @@ def _where_measured(parts: Iterable[ScoredPart]) -> str:
     """A sentence for each model and place: what ran where."""
     found: dict[str, dict[str, None]] = {}
     for part in parts:
-        facts = part.facts
-        place = (
-            f"{facts['dtype']}{', eager' if facts['eager'] else ''}; {facts['gpu']}, driver "
-            f"{facts['driver']}, vLLM {facts['vllm']}, torch {facts['torch']}, commit "
-            f"{facts['commit']}."
-        )
-        found.setdefault(place, {})[part.case.model] = None
+        found.setdefault(ran(part.facts), {})[part.case.model] = None
     return " ".join(f"{', '.join(models)}: {place}" for place, models in found.items())
-
-
-def _number(dataset: str) -> int:
-    return list(DATASETS).index(dataset) if dataset in DATASETS else len(DATASETS)

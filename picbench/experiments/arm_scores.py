@@ -1,4 +1,4 @@
-"""Which algorithms are compared on which model."""
+"""What algorithms score row by row: which are compared on which model, and what was measured."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -232,32 +232,20 @@ class ScoredPart:
         """Read a file that `write` wrote. Raises DataError for another one."""
         try:
             found = json.loads(path.read_bytes())
-            if found["schema"] != SCHEMA:
-                raise DataError(f"{path}: schema {found['schema']}, not {SCHEMA}")
-            arms = {arm: ArmRows(**rows) for arm, rows in found["arms"].items()}
-            return cls(
-                Case(**found["case"]),
-                found["wanted"],
-                found["provenance"],
-                arms,
-                found["prompt"],
-                found["chunk"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            if (schema := found.pop("schema")) != SCHEMA:
+                raise DataError(f"{path}: schema {schema}, not {SCHEMA}")
+            found["facts"] = found.pop("provenance")
+            found["case"] = Case(**found["case"])
+            found["arms"] = {arm: ArmRows(**rows) for arm, rows in found["arms"].items()}
+            return cls(**found)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: no scores of algorithms: {error!r}") from error
 
     def write(self, folder: Path) -> None:
         """Write ``NAME.json``."""
         folder.mkdir(parents=True, exist_ok=True)
-        document = {
-            "schema": SCHEMA,
-            "provenance": dict(self.facts),
-            "case": asdict(self.case),
-            "wanted": self.wanted,
-            "prompt": self.prompt,
-            "chunk": self.chunk,
-            "arms": {arm: asdict(rows) for arm, rows in self.arms.items()},
-        }
+        found = asdict(self)
+        document = {"schema": SCHEMA, "provenance": found.pop("facts"), **found}
         write_json(folder / f"{self.case.name}.json", document, indent=None)
 
     @property
@@ -267,15 +255,28 @@ class ScoredPart:
 
     def check_continues(self, other: "ScoredPart") -> None:
         """Raise ConfigError unless this part can be continued with the settings of `other`."""
-        same = [
-            {key: value for key, value in part.facts.items() if key not in _NEUTRAL}
+        mine, others = (
+            (
+                part.wanted,
+                list(part.arms),
+                {key: value for key, value in part.facts.items() if key not in _NEUTRAL},
+            )
             for part in (self, other)
-        ]
-        if (self.wanted, list(self.arms), same[0]) != (other.wanted, list(other.arms), same[1]):
+        )
+        if mine != others:
             raise ConfigError(
                 f"`output`: {self.case.name}.json was measured with other settings",
                 hint="remove it, or name another folder",
             )
+
+
+def ran(facts: Mapping[str, Any]) -> str:
+    """In which type scores were measured, and on what: the end of a sentence."""
+    return (
+        f"{facts['dtype']}{', eager' if facts['eager'] else ''}; {facts['gpu']}, driver "
+        f"{facts['driver']}, vLLM {facts['vllm']}, torch {facts['torch']}, commit "
+        f"{facts['commit']}."
+    )
 
 
 def read_parts(folder: Path) -> list[ScoredPart]:
@@ -323,60 +324,19 @@ def score_arms(part: ScoredPart) -> dict[str, ArmScore]:
             "nothing to compare with",
             hint="measure more `rows`",
         )
-    chunk = fmean(part.chunk)
-    return {
-        arm: ArmScore(
+    found = {}
+    for arm, rows in part.arms.items():
+        kept = ratio_of(rows.score, full)
+        assert kept is not None  # The same resamples of `full` can be divided by.
+        found[arm] = ArmScore(
             part.case,
             arm,
             part.rows,
             fmean(rows.score),
             difference_of(rows.score, full),
-            _ratio(rows.score, full),
+            kept,
             fmean(rows.linked),
-            fmean(rows.linked) / chunk,
+            fmean(rows.linked) / fmean(part.chunk),
             fmean(rows.computed),
         )
-        for arm, rows in part.arms.items()
-    }
-
-
-def _ratio(score: Sequence[float], full: Sequence[float]) -> RowInterval:
-    found = ratio_of(score, full)
-    assert found is not None  # The same resamples of `full` can be divided by.
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class FrontierArm:
-    """An arm of ours on all data sets: the least it keeps, and where it links more than MEPIC."""
-
-    arm: str
-    worst: ArmScore
-    costlier: tuple[str, ...]
-    below: tuple[str, ...]
-    surely_above: int
-    datasets: int
-
-    @property
-    def reached(self) -> bool:
-        """Whether it keeps enough on every data set and links no more than MEPIC on any."""
-        return not self.costlier and not self.below
-
-
-def frontier(scores: Mapping[str, Mapping[str, ArmScore]]) -> list[FrontierArm]:
-    """Our arms, best first, by the scores of a model: data set, then arm."""
-    own = [arm for arm in next(iter(scores.values())) if arm in OWN]
-    found = [_frontier_arm(arm, scores) for arm in own]
-    return sorted(found, key=lambda arm: (not arm.reached, -arm.worst.kept.value))
-
-
-def _frontier_arm(arm: str, scores: Mapping[str, Mapping[str, ArmScore]]) -> FrontierArm:
-    on: Sequence[ArmScore] = [arms[arm] for arms in scores.values()]
-    return FrontierArm(
-        arm,
-        min(on, key=lambda score: score.kept.value),
-        tuple(s.case.dataset for s in on if s.linked > scores[s.case.dataset][MEPIC].linked),
-        tuple(s.case.dataset for s in on if s.kept.value < KEPT),
-        sum(s.kept.low >= KEPT for s in on),
-        len(on),
-    )

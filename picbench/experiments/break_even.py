@@ -18,6 +18,7 @@ import numpy as np
 
 from picbench.errors import IncomparableRuns, PicBenchError
 from picbench.experiments.grid import (
+    CellWork,
     GridEngines,
     GridSettings,
     GridStage,
@@ -25,7 +26,6 @@ from picbench.experiments.grid import (
     draw_traffic,
     engine_config,
     grid_facts,
-    make_work,
     plan_grid,
     read_grids,
     refuse_other_engines,
@@ -44,6 +44,7 @@ from picbench.experiments.runner import (
     TimeBudget,
     rounds_of,
     run,
+    say,
 )
 from picbench.figures.frontier import RatioPanel, draw_ratios
 from picbench.files import locked, write_whole
@@ -74,7 +75,7 @@ _MAY_DIFFER = ("commit", "graph_tokens")
 _COMMIT = re.compile(r"\b([0-9a-f]{7})[0-9a-f]{33}\b")
 
 
-def measure(settings: BreakEven, say: Say, launcher: Launcher | None = None) -> Outcome:
+def measure(settings: BreakEven, launcher: Launcher | None = None, say: Say = say) -> Outcome:
     """Measure what is left of the device's grid, as long as there is time, and write its page."""
     grid = read_grids()[settings.device]
     path = settings.output / "grid.json"
@@ -89,7 +90,7 @@ def measure(settings: BreakEven, say: Say, launcher: Launcher | None = None) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class GridCell(Cell):
+class ServedTraffic(Cell):
     """Traffic as a cell of the runner; its rank is that of its stage."""
 
     traffic: GridTraffic = field(kw_only=True)
@@ -98,16 +99,15 @@ class GridCell(Cell):
 
     def serve(self, engines: Engines, number: int) -> Mapping[str, Mapping[str, ArmCell]]:
         """Serve the traffic under each arm, in a random order: a cell for either cache."""
-        requests = draw_traffic(self.traffic, self.settings)
-        running = 1 if self.traffic.point.load == ALONE else self.settings.running
-        arms = self.settings.arms_at(self.traffic.point)
+        batches, settings = draw_traffic(self.traffic, self.settings), self.settings
+        running = 1 if self.traffic.point.load == ALONE else settings.running
+        arms = settings.arms_at(self.traffic.point)
         found: dict[str, Mapping[str, ArmCell]] = {}
         for arm in Random(f"{self.traffic}").sample(arms, len(arms)):
             stock = arm in self.serving.stock
-            filling = self.settings.running
-            work = make_work(arm, requests.batches, running, stock=stock, filling=filling)
-            caches = (point.cache for point in self.traffic.points)
-            found[arm] = dict(zip(caches, self.serving.serve(engines, work), strict=True))
+            work = CellWork(arm, batches, running, stock, settings.running)
+            cold, warm = self.serving.serve(engines, work)
+            found[arm] = {"cold": cold, "warm": warm}
         return {arm: found[arm] for arm in arms}
 
 
@@ -131,7 +131,7 @@ def grid_plan(settings: BreakEven, grid: GridSettings) -> GridPlan:
     """The plan of the device's grid."""
     serving, order = GridEngines(settings.device), list(GridStage)
     cells = [
-        GridCell(
+        ServedTraffic(
             f"{traffic.point}, seed {traffic.seed}",
             seconds=grid.seconds(traffic.point),
             rank=order.index(grid.stage(traffic)),
@@ -161,7 +161,7 @@ class GridRecord:
 
     def __init__(self, path: Path, plan: GridPlan, facts: Callable[[Described], GridFacts]) -> None:
         self._path, self._facts_of = path, facts
-        self._traffic = {c.name: c.traffic for c in plan.cells if isinstance(c, GridCell)}
+        self._traffic = {c.name: c.traffic for c in plan.cells if isinstance(c, ServedTraffic)}
         self._facts: GridFacts | None = None
         self._grid = read_grid(path) if path.exists() else None
         self.start: float | None = None

@@ -1,4 +1,4 @@
-"""An algorithm that serves wrong KV, for `picbench selftest`."""
+"""Negative controls, for `picbench selftest`: comparisons whose outcome is known."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,27 +90,16 @@ def false_alarms(
         rng = np.random.default_rng(seed)
         drawn = [shared[i] for i in rng.integers(len(shared), size=requests)]
         swapped = rng.random(requests) < 0.5
-        before, after = _sides(first, second, drawn, swapped.tolist())
+        pairs = [((first, one), (second, other)) for one, other in drawn]
+        sides = [pair[::-1] if swap else pair for pair, swap in zip(pairs, swapped, strict=True)]
+        before, after = (_arm(side) for side in zip(*sides, strict=True))
         (found,) = adjusted([compare_arms(before, after, seed=seed)])
         alarms += any(metric.p < ALPHA for metric in found.metrics)
     return alarms
 
 
-def _sides(
-    first: MeasuredArm,
-    second: MeasuredArm,
-    drawn: list[tuple[int, int]],
-    swapped: list[bool],
-) -> tuple[MeasuredArm, MeasuredArm]:
-    """Two arms of the drawn requests, each of its own name, cluster and round."""
-    picks = [((first, a), (second, b)) for a, b in drawn]
-    sides = [
-        (two, one) if swap else (one, two) for (one, two), swap in zip(picks, swapped, strict=True)
-    ]
-    return _arm([side[0] for side in sides]), _arm([side[1] for side in sides])
-
-
-def _arm(requests: list[tuple[MeasuredArm, int]]) -> MeasuredArm:
+def _arm(requests: Sequence[tuple[MeasuredArm, int]]) -> MeasuredArm:
+    """An arm of these requests, each of its own name, cluster and round."""
     model, names = requests[0][0], tuple(f"{n}" for n in range(len(requests)))
     return replace(
         model,
@@ -212,57 +201,40 @@ def judge_controls(arms: Mapping[str, MeasuredArm], seeds: int = SEEDS) -> Itera
     found = dict(
         zip(names, adjusted([compare_arms(full, arms[name]) for name in names]), strict=True)
     )
-    yield _able(full)
-    yield _same(found[AGAIN])
-    yield _quiet(full, arms[AGAIN], seeds)
+    known = [score for score in full.scores if score is not None]
+    mean = sum(known) / len(known) if known else 0.0
+    able = f"score of at least {ABLE:g}"
+    yield Control(f"{BASELINE} answers", able, f"{mean:.3f}", mean >= ABLE)
+    least = min(found[AGAIN].metrics, key=lambda metric: metric.p)
+    yield Control(
+        f"{BASELINE} against itself",
+        f"no adjusted p below {ALPHA:g}",
+        f"{least.p:.3f} ({least.name}); {found[AGAIN].repeatability.differing} other answers",
+        least.p >= ALPHA,
+    )
+    alarms = false_alarms(full, arms[AGAIN], seeds)
+    # They are binomial: so many that chance has them once in a thousand are too many.
+    most = int(stats.binom.isf(0.001, seeds, ALPHA))
+    expected = f"false alarms at a rate of {ALPHA:g}: at most {most} of {seeds}"
+    yield Control("the same, resampled", expected, f"{alarms} of {seeds}", alarms <= most)
     yield _loses(found[UNREPAIRED])
     yield _collapses(found[WRONG])
 
 
-def _able(full: MeasuredArm) -> Control:
-    known = [score for score in full.scores if score is not None]
-    mean = sum(known) / len(known) if known else 0.0
-    expected = f"score of at least {ABLE:g}"
-    return Control(f"{BASELINE} answers", expected, f"{mean:.3f}", mean >= ABLE)
-
-
-def _same(found: ArmComparison) -> Control:
-    least = min(found.metrics, key=lambda metric: metric.p)
-    return Control(
-        f"{BASELINE} against itself",
-        f"no adjusted p below {ALPHA:g}",
-        f"{least.p:.3f} ({least.name}); {found.repeatability.differing} other answers",
-        least.p >= ALPHA,
-    )
-
-
-def _quiet(full: MeasuredArm, again: MeasuredArm, seeds: int) -> Control:
-    """False alarms are binomial: so many that chance has them once in a thousand are too many."""
-    alarms = false_alarms(full, again, seeds)
-    most = int(stats.binom.isf(0.001, seeds, ALPHA))
-    return Control(
-        "the same, resampled",
-        f"false alarms at a rate of {ALPHA:g}: at most {most} of {seeds}",
-        f"{alarms} of {seeds}",
-        alarms <= most,
-    )
-
-
 def _loses(found: ArmComparison) -> Control:
     score = found.metric(SCORE)
-    expected = f"score below {BASELINE}'s, p below {SURE:g}"
+    name, expected = f"{UNREPAIRED} loses", f"score below {BASELINE}'s, p below {SURE:g}"
     if score is None:
-        return Control(f"{UNREPAIRED} loses", expected, "no score", False)
+        return Control(name, expected, "no score", False)
     # The one question that is asked here needs no adjustment.
     text = f"{score.change.value:+.3f}, p {score.change.p:.4f}"
-    passed = score.change.value < 0 and score.change.p < SURE
-    return Control(f"{UNREPAIRED} loses", expected, text, passed)
+    return Control(name, expected, text, score.change.value < 0 and score.change.p < SURE)
 
 
 def _collapses(found: ArmComparison) -> Control:
     score = found.metric(SCORE)
-    expected = f"score below {COLLAPSED:g}"
+    name, expected = "the KV of other chunks", f"score below {COLLAPSED:g}"
     if score is None:
-        return Control("the KV of other chunks", expected, "no score", False)
+        return Control(name, expected, "no score", False)
     text = f"{score.after:.3f} of {score.before:.3f}"
-    return Control("the KV of other chunks", expected, text, score.after < COLLAPSED)
+    return Control(name, expected, text, score.after < COLLAPSED)

@@ -1,4 +1,4 @@
-"""CPU attention of plain requests: the measured cases, and the implementations that are compared.
+"""CPU attention of plain requests against that of stock vLLM.
 
 One measurement is a layer's whole attention path: new keys and values are stored, then all queries
 attend. Three implementations get the same numbers:
@@ -12,33 +12,46 @@ decode does not read one small cache out of the L3.
 """
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 
-import click
 import torch
 from torch import Tensor
 
-from picbench.experiments.kernel_cases import paired, relative_error, require_right
-from picbench.experiments.page import Spread, save
+from picbench.experiments.kernels import (
+    Row,
+    host_ms,
+    interleave,
+    measure_cases,
+    paired,
+    run_facts,
+    spreads,
+)
+from picbench.experiments.measurements import Kernels, Outcome
+from picbench.experiments.page import page
+from picbench.experiments.scenes import (
+    Scene,
+    Slots,
+    draw,
+    relative_error,
+    require_right,
+    rope_table,
+)
 from picbench.kernels.cpu.attention import AttentionBatch, attend, store
-from picbench.kernels.cpu.reference import attend_reference
 from picbench.kernels.cpu.scratch import Workspace
+from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.paging import BLOCK_SIZE
-from picbench.kernels.rope import RopeTable, rotate
+from picbench.kernels.rope import rotate
 from picbench.kernels.shape import HeadShape
-from picbench.store import provenance
-from picbench.tables import table as markdown
+from picbench.tables.table import table
 
 _STOCK_BLOCK = 32
 _CACHE_BYTES = 64 << 20
-_ROPE_BASE = 500_000.0
-
-Layer = Callable[[int], Tensor]
+_SAMPLE_SECONDS = 0.004
+_PREPARED = 9
+_FACTS = ("cpu", "threads", "machine", "capability", "python", "torch", "vllm", "commit", "load")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +73,19 @@ class AttentionCase:
         layer = 2 * self.requests * self.context * shape.num_kv_heads * shape.head_size
         return min(16, max(1, math.ceil(_CACHE_BYTES / (layer * shape.dtype.itemsize))))
 
+    def draw(self, seed: int) -> Scene:
+        """Requests whose keys are cached without RoPE, in the layout of a CPU's caches."""
+        shape = self.shape
+        kpos = torch.arange(self.context, dtype=torch.int32)
+        rope = rope_table(shape.head_size, self.context + BLOCK_SIZE, "cpu")
+        rope = replace(rope, cos_sin_cache=rope.cos_sin_cache.to(shape.dtype))
+        requests = [Slots(kpos, kpos, self.new)] * self.requests
+        return draw(requests, shape, rope, device="cpu", seed=seed, head_major=True)
 
-@dataclass(frozen=True, slots=True)
-class LayerInputs:
-    """Random keys, values and queries of one layer; every request sees the same ones."""
-
-    query: Tensor
-    key: Tensor
-    rotated_key: Tensor
-    value: Tensor
-    table: Tensor
-    rope: RopeTable
-
-
-@dataclass(frozen=True, slots=True)
-class Implementation:
-    """One implementation: the step of a layer, and what is prepared once for all layers."""
-
-    layer: Layer
-    prepare: Callable[[], object]
+    def describe(self) -> Row:
+        """For files."""
+        shape = asdict(self.shape) | {"dtype": str(self.shape.dtype).removeprefix("torch.")}
+        return {**asdict(self), "shape": shape, "layers": self.layers}
 
 
 def cases() -> Iterator[AttentionCase]:
@@ -94,30 +101,58 @@ def cases() -> Iterator[AttentionCase]:
                     yield AttentionCase("decode", shape, requests, 1, context)
 
 
-def draw(case: AttentionCase, seed: int) -> LayerInputs:
-    """LayerInputs of a case; blocks are scattered over the pool."""
-    generator = torch.Generator().manual_seed(seed)
-    shape, tokens = case.shape, case.requests * case.new
-    size, dtype = shape.head_size, shape.dtype
-    query = torch.randn(tokens, shape.num_heads, size, generator=generator).to(dtype)
-    key = torch.randn(case.context, shape.num_kv_heads, size, generator=generator).to(dtype)
-    value = torch.randn(case.context, shape.num_kv_heads, size, generator=generator).to(dtype)
-    rope = _rope(case)
-    blocks = -(-case.context // BLOCK_SIZE)
-    table = torch.randperm(case.requests * blocks, generator=generator).int()
-    rotated_key = rotate(key, rope.rows(torch.arange(case.context)), is_neox=rope.is_neox)
-    return LayerInputs(query, key, rotated_key, value, table.view(case.requests, blocks), rope)
+#: Writes keys and values [tokens, kv_heads, size] to flat slots of a cache.
+Write = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 
 
-def _rope(case: AttentionCase) -> RopeTable:
-    size = case.shape.head_size
-    frequencies = _ROPE_BASE ** -(torch.arange(0, size, 2) / size)
-    angles = torch.arange(case.context + BLOCK_SIZE).unsqueeze(1) * frequencies
-    table = torch.cat([angles.cos(), angles.sin()], dim=-1)
-    return RopeTable(table.to(case.shape.dtype), size)
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """How a layer is served, and what is prepared once for all layers.
+
+    Keys of the scene are stored with `write`, `rotated` or not, in blocks of `block_size` that
+    `table` names; `read` attends.
+    """
+
+    table: Tensor
+    block_size: int
+    rotated: bool
+    write: Write
+    read: Callable[[Tensor], Tensor]
+    prepare: Callable[[], object]
+
+    def layers(self, case: AttentionCase, scene: Scene) -> list[Callable[[], Tensor]]:
+        """The step of each layer, which has a cache of its own with what is there before."""
+        old, rope = case.context - case.new, scene.rope
+        slots = slots_of(self.table, case.context, self.block_size)
+        size = (case.shape.num_kv_heads, self.block_size, 2 * case.shape.head_size)
+        blocks = int(self.table.max()) + 1
+        caches = [torch.zeros(blocks, *size, dtype=case.shape.dtype) for _ in range(case.layers)]
+        new: list[tuple[Tensor, ...]] = []
+        for row, own in zip(scene.table.long(), slots, strict=True):
+            key, value = (
+                half[row].flatten(0, 1)[: case.context] for half in key_value(scene.kv_cache)
+            )
+            if self.rotated:
+                key = rotate(key, rope.rows(torch.arange(case.context)), is_neox=rope.is_neox)
+            for cache in caches:
+                self.write(key[:old], value[:old], cache, own[:old])
+            new.append((key[old:], value[old:], own[old:]))
+        new_key, new_value, new_slots = (torch.cat(part) for part in zip(*new, strict=True))
+
+        def layer(cache: Tensor) -> Tensor:
+            self.write(new_key, new_value, cache, new_slots)
+            return self.read(cache)
+
+        return [partial(layer, cache) for cache in caches]
 
 
-def stock_arm(case: AttentionCase, inputs: LayerInputs) -> Implementation:
+def slots_of(table: Tensor, length: int, block_size: int) -> Tensor:
+    """Flat slots [requests, length] of each request's tokens."""
+    inside = torch.arange(block_size)
+    return (table.long().unsqueeze(-1) * block_size + inside).flatten(1)[:, :length].contiguous()
+
+
+def stock_arm(case: AttentionCase, scene: Scene, query: Tensor) -> Implementation:
     """vLLM's CPU attention backend, as v1/attention/backends/cpu_attn.py calls it."""
     from vllm import _custom_ops as ops
     from vllm import envs
@@ -125,11 +160,11 @@ def stock_arm(case: AttentionCase, inputs: LayerInputs) -> Implementation:
 
     shape = case.shape
     isa = _get_attn_isa(shape.dtype, _STOCK_BLOCK, shape.head_size)
-    table = _wide_table(inputs.table)
+    wide = scene.table[:, :: _STOCK_BLOCK // BLOCK_SIZE]
+    table = wide.flatten().argsort().argsort().view(wide.shape).int()
     lengths = torch.full((case.requests,), case.context, dtype=torch.int32)
     starts = torch.arange(case.requests + 1, dtype=torch.int32) * case.new
-    caches = caches_of(case, int(table.max()) + 1, _STOCK_BLOCK)
-    out = torch.empty_like(inputs.query)
+    out = torch.empty_like(query)
 
     def prepare() -> Tensor:
         return ops.cpu_attn_get_scheduler_metadata(
@@ -148,19 +183,24 @@ def stock_arm(case: AttentionCase, inputs: LayerInputs) -> Implementation:
 
     schedule = prepare()
 
-    def write(cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        ops.cpu_attn_reshape_and_cache(key, value, *_stock_halves(cache), slots, isa)
+    def halves(cache: Tensor) -> tuple[Tensor, Tensor]:
+        blocks, heads, slots, _ = cache.shape
+        key, value = cache.view(blocks, heads, 2 * slots, -1).chunk(2, dim=2)
+        return key, value
+
+    def write(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
+        ops.cpu_attn_reshape_and_cache(key, value, *halves(cache), slots, isa)
 
     def read(cache: Tensor) -> Tensor:
-        key, value = _stock_halves(cache)
+        key, value = halves(cache)
         ops.cpu_attention_with_kv_cache(
-            query=inputs.query,
+            query=query,
             key_cache=key,
             value_cache=value,
             output=out,
             query_start_loc=starts,
             seq_lens=lengths,
-            scale=shape.head_size**-0.5,
+            scale=scene.scale,
             causal=True,
             alibi_slopes=None,
             sliding_window=-1,
@@ -171,133 +211,57 @@ def stock_arm(case: AttentionCase, inputs: LayerInputs) -> Implementation:
         )
         return out
 
-    slots = slots_of(table, case.context, _STOCK_BLOCK)
-    layer = _layer(case, caches, slots, inputs.rotated_key, inputs.value, write, read)
-    return Implementation(layer, prepare)
+    return Implementation(table, _STOCK_BLOCK, True, write, read, prepare)
 
 
-def own_arm(case: AttentionCase, inputs: LayerInputs, rotated: bool) -> Implementation:
+def own_arm(case: AttentionCase, scene: Scene, query: Tensor, rotated: bool) -> Implementation:
     """picbench's attention of plain requests, keys cached with RoPE (`rotated`) or without."""
-    shape, scale = case.shape, case.shape.head_size**-0.5
-    caches = caches_of(case, inputs.table.numel(), BLOCK_SIZE)
-    out = torch.empty_like(inputs.query)
-    workspace = Workspace()
+    workspace, out = Workspace(), torch.empty_like(query)
 
     def prepare() -> AttentionBatch:
         return AttentionBatch.build(
-            **description(case, inputs.table),
+            query_start=[i * case.new for i in range(case.requests + 1)],
+            seq_lens=scene.lengths.tolist(),
+            block_table=scene.table,
+            kpos=[slots.kpos for slots in scene.requests],
+            qpos=torch.cat([slots.kpos[-case.new :] for slots in scene.requests]),
             affine=[True] * case.requests,
             rotated=[rotated] * case.requests,
-            rope=inputs.rope,
-            shape=shape,
+            rope=scene.rope,
+            shape=case.shape,
             workspace=workspace,
         )
 
     batch = prepare()
 
-    def write(cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        store(key, value, cache, slots)
-
     def read(cache: Tensor) -> Tensor:
-        return attend(inputs.query, cache, batch, scale, out)
+        return attend(query, cache, batch, scene.scale, out)
 
-    slots = slots_of(inputs.table, case.context, BLOCK_SIZE)
-    key = inputs.rotated_key if rotated else inputs.key
-    return Implementation(_layer(case, caches, slots, key, inputs.value, write, read), prepare)
+    return Implementation(scene.table, BLOCK_SIZE, rotated, store, read, prepare)
 
 
-def _layer(
-    case: AttentionCase,
-    caches: Sequence[Tensor],
-    slots: Tensor,
-    key: Tensor,
-    value: Tensor,
-    write: Callable[[Tensor, Tensor, Tensor, Tensor], None],
-    read: Callable[[Tensor], Tensor],
-) -> Layer:
-    old = case.context - case.new
-    for cache in caches:
-        for request in range(case.requests):
-            write(cache, key[:old], value[:old], slots[request, :old])
-    new_key = key[old:].repeat(case.requests, 1, 1)
-    new_value = value[old:].repeat(case.requests, 1, 1)
-    new_slots = slots[:, old:].flatten().contiguous()
-
-    def layer(index: int) -> Tensor:
-        write(caches[index], new_key, new_value, new_slots)
-        return read(caches[index])
-
-    return layer
-
-
-def description(case: AttentionCase, table: Tensor) -> dict[str, Any]:
-    """What `AttentionBatch.build` and the reference are told of a case's requests."""
-    positions = torch.arange(case.context, dtype=torch.int32)
-    return {
-        "query_start": [i * case.new for i in range(case.requests + 1)],
-        "seq_lens": [case.context] * case.requests,
-        "block_table": table,
-        "kpos": [positions] * case.requests,
-        "qpos": positions[-case.new :].repeat(case.requests),
-    }
-
-
-def caches_of(case: AttentionCase, blocks: int, block_size: int) -> list[Tensor]:
-    """An empty cache for each layer."""
-    size = (blocks, case.shape.num_kv_heads, block_size, 2 * case.shape.head_size)
-    return [torch.zeros(size, dtype=case.shape.dtype) for _ in range(case.layers)]
-
-
-def _wide_table(table: Tensor) -> Tensor:
-    ratio = _STOCK_BLOCK // BLOCK_SIZE
-    wide = table[:, ::ratio]
-    return wide.flatten().argsort().argsort().view(wide.shape).int()
-
-
-def slots_of(table: Tensor, length: int, block_size: int) -> Tensor:
-    """Flat slots [requests, length] of each request's tokens."""
-    inside = torch.arange(block_size)
-    return (table.long().unsqueeze(-1) * block_size + inside).flatten(1)[:, :length].contiguous()
-
-
-def _stock_halves(cache: Tensor) -> tuple[Tensor, Tensor]:
-    blocks, heads, slots, _ = cache.shape
-    key, value = cache.view(blocks, heads, 2 * slots, -1).chunk(2, dim=2)
-    return key, value
-
-
-def arms(case: AttentionCase, inputs: LayerInputs) -> dict[str, Implementation]:
+def arms(case: AttentionCase, scene: Scene, query: Tensor) -> dict[str, Implementation]:
     """The compared implementations by name."""
     return {
-        "stock": stock_arm(case, inputs),
-        "in_place": own_arm(case, inputs, rotated=True),
-        "unrotated": own_arm(case, inputs, rotated=False),
+        "stock": stock_arm(case, scene, query),
+        "in_place": own_arm(case, scene, query, rotated=True),
+        "unrotated": own_arm(case, scene, query, rotated=False),
     }
-
-
-_SAMPLE_SECONDS = 0.004
-_MIN_ROUNDS = 5
-_PREPARED = 9
-_FACTS = ("cpu", "threads", "machine", "capability", "python", "torch", "vllm", "commit", "load")
 
 
 def verify(shape: HeadShape, seed: int) -> None:
-    """Compares all arms with the reference on small cases; raises InvalidRun on a difference."""
+    """Compare all arms with the reference on small cases; raises InvalidRun on a difference."""
     small = (("prefill", shape, 1, 70, 70), ("decode", shape, 3, 1, 75))
     for case in (AttentionCase(*values) for values in small):
-        inputs = draw(case, seed)
-        cache = caches_of(case, inputs.table.numel(), BLOCK_SIZE)[0]
-        for slots in slots_of(inputs.table, case.context, BLOCK_SIZE):
-            store(inputs.key, inputs.value, cache, slots)
-        expected = attend_reference(
-            inputs.query,
-            cache,
-            **description(case, inputs.table),
-            rope=inputs.rope,
-            scale=shape.head_size**-0.5,
-        )
-        for name, arm in arms(case, inputs).items():
-            _require_close(f"{name} against the reference", case, arm.layer(0), expected)
+        scene = case.draw(seed)
+        query = scene.queries(case.requests * case.new, seed)
+        expected = [
+            scene.expected(index, own, scene.requests[index].kpos[-case.new :])
+            for index, own in enumerate(torch.split(query, case.new))
+        ]
+        for name, arm in arms(case, scene, query).items():
+            found = arm.layers(case, scene)[0]()
+            _require_close(f"{name} against the reference", case, found, torch.cat(expected))
 
 
 def _require_close(what: str, case: AttentionCase, found: Tensor, expected: Tensor) -> None:
@@ -305,141 +269,98 @@ def _require_close(what: str, case: AttentionCase, found: Tensor, expected: Tens
     require_right(f"{what} in {case}", errors, case.shape.dtype)
 
 
-def measure(case: AttentionCase, rounds: int, seconds: float, seed: int) -> dict[str, Any]:
-    """Times all arms of a case; microseconds a layer, ratios to stock.
+def measure(case: AttentionCase, settings: Kernels) -> Row:
+    """Time all arms of a case; microseconds a layer, ratios to stock.
 
     Stops after `rounds`, or after `seconds` once there are five.
     """
-    inputs = draw(case, seed)
-    compared = arms(case, inputs)
-    expected = compared["stock"].layer(0).clone()
-    for name, arm in compared.items():
-        _require_close(f"{name} against stock", case, arm.layer(0), expected)
-    samples = _interleave(case, compared, rounds, seconds, seed)
+    seed = settings.seed
+    scene = case.draw(seed)
+    compared = arms(case, scene, scene.queries(case.requests * case.new, seed))
+    layers = {name: arm.layers(case, scene) for name, arm in compared.items()}
+    expected = layers["stock"][0]().clone()
+    for name, own in layers.items():
+        _require_close(f"{name} against stock", case, own[0](), expected)
+    samplers = {name: _sampler(own) for name, own in layers.items()}
+    samples = interleave(samplers, settings.rounds, seed, settings.seconds)
     stock = samples["stock"]
     return {
-        "case": _describe(case),
-        "layer_us": {name: asdict(Spread.of(times)) for name, times in samples.items()},
-        "paired_ratio": {name: asdict(paired(times, stock)) for name, times in samples.items()},
+        "case": case.describe(),
+        "layer_us": spreads(samples),
+        "paired_ratio": {name: paired(times, stock) for name, times in samples.items()},
         "ratio_of_best": {name: min(times) / min(stock) for name, times in samples.items()},
-        "prepare_us": {name: _time_prepare(arm) for name, arm in compared.items()},
+        "prepare_us": {
+            name: 1e3 * min(host_ms(arm.prepare, _PREPARED)) for name, arm in compared.items()
+        },
     }
 
 
-def _interleave(
-    case: AttentionCase, compared: dict[str, Implementation], rounds: int, seconds: float, seed: int
-) -> dict[str, list[float]]:
-    passes = {name: _passes(arm, case.layers) for name, arm in compared.items()}
-    samples: dict[str, list[float]] = {name: [] for name in compared}
-    order, shuffler = list(compared), random.Random(seed)
-    deadline = time.monotonic() + seconds
-    for index in range(rounds):
-        if index >= _MIN_ROUNDS and time.monotonic() > deadline:
-            break
-        shuffler.shuffle(order)
-        for name in order:
-            samples[name].append(_time(compared[name], case.layers, passes[name]))
-    return samples
+def _sampler(layers: Sequence[Callable[[], object]]) -> Callable[[], float]:
+    """Microseconds a layer, over as many passes as a sample takes."""
 
-
-def _passes(arm: Implementation, layers: int) -> int:
-    seconds = _time(arm, layers, 1) * layers / 1e6
-    return max(1, math.ceil(_SAMPLE_SECONDS / seconds))
-
-
-def _time(arm: Implementation, layers: int, passes: int) -> float:
-    begin = time.perf_counter()
-    for _ in range(passes):
-        for index in range(layers):
-            arm.layer(index)
-    return (time.perf_counter() - begin) / (passes * layers) * 1e6
-
-
-def _time_prepare(arm: Implementation) -> float:
-    times = []
-    for _ in range(_PREPARED):
+    def sample(passes: int) -> float:
         begin = time.perf_counter()
-        arm.prepare()
-        times.append(time.perf_counter() - begin)
-    return min(times) * 1e6
+        for _ in range(passes):
+            for layer in layers:
+                layer()
+        return (time.perf_counter() - begin) / (passes * len(layers)) * 1e6
+
+    seconds = sample(1) * len(layers) / 1e6
+    return partial(sample, max(1, math.ceil(_SAMPLE_SECONDS / seconds)))
 
 
-def _describe(case: AttentionCase) -> dict[str, Any]:
-    shape = asdict(case.shape) | {"dtype": str(case.shape.dtype).removeprefix("torch.")}
-    return {**asdict(case), "shape": shape, "layers": case.layers}
-
-
-def bench(
-    output: Path,
-    rounds: int,
-    seed: int,
-    *,
-    seconds: float = 20.0,
-    work: Sequence[str] = (),
-    commit: str | None = None,
-) -> str:
+def bench(settings: Kernels) -> Outcome:
     """Check and time all cases, or those of some `work`, at most `seconds` each.
 
     Writes ``attention.json`` and ``attention.md`` and returns the table. Raises InvalidRun where an
     output is wrong.
     """
-    results = _run([c for c in cases() if not work or c.name in work], rounds, seconds, seed)
-    facts = provenance.facts(*_FACTS, commit=commit)
-    facts |= {"seed": seed, "rounds": rounds, "weights": "none: random queries, keys and values"}
-    document = {"schema": 1, "provenance": facts, "results": results}
-    save(output / "attention", document, report(document))
-    return table(results)
-
-
-def _run(
-    grid: Sequence[AttentionCase], rounds: int, seconds: float, seed: int
-) -> list[dict[str, Any]]:
+    grid = [case for case in cases() if not settings.work or case.name in settings.work]
     for shape in dict.fromkeys(case.shape for case in grid):
-        verify(shape, seed)
-    results = []
-    for index, case in enumerate(grid):
-        click.echo(f"{index + 1}/{len(grid)} {_describe(case)}", err=True)
-        results.append(measure(case, rounds, seconds, seed))
-    return results
+        verify(shape, settings.seed)
+    facts = run_facts(settings, _FACTS, "cpu")
+    document: Row = {"schema": 1, "provenance": facts, "results": []}
+    chosen = (
+        (f"{number}/{len(grid)} {case.describe()}", partial(measure, case, settings))
+        for number, case in enumerate(grid, 1)
+    )
+    measure_cases(settings.output / "attention", document, "results", chosen, report)
+    return Outcome(results_table(document["results"]))
 
 
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """The results as a Markdown table: ratios of the fastest runs, and paired medians."""
+def results_table(results: Sequence[Row]) -> str:
+    """The results in Markdown: ratios of the fastest runs, and paired medians."""
     counts = ("requests", "new", "context")
     head = ("heads", "type", "work", *counts, "stock us", "in place", "without RoPE")
-    return markdown.table(head, map(_cells, results))
+    rows = []
+    for result in results:
+        case, shape = result["case"], result["case"]["shape"]
+        heads = f"{shape['num_heads']}/{shape['num_kv_heads']}x{shape['head_size']}"
+        ratios = (_ratio(result, name) for name in ("in_place", "unrotated"))
+        stock = f"{result['layer_us']['stock']['best']:.0f}"
+        numbers = (str(case[name]) for name in counts)
+        rows.append([heads, shape["dtype"], case["name"], *numbers, stock, *ratios])
+    return table(head, rows)
 
 
-def _cells(result: dict[str, Any]) -> list[str]:
-    case, shape = result["case"], result["case"]["shape"]
-    return [
-        f"{shape['num_heads']}/{shape['num_kv_heads']}x{shape['head_size']}",
-        shape["dtype"],
-        case["name"],
-        *(str(case[name]) for name in ("requests", "new", "context")),
-        f"{result['layer_us']['stock']['best']:.0f}",
-        *(_ratio(result, name) for name in ("in_place", "unrotated")),
-    ]
-
-
-def report(document: dict[str, Any]) -> str:
-    """The Markdown page of a run: what was measured where, and the table."""
-    run = document["provenance"]
-    return (
-        "# CPU attention against stock vLLM\n\n"
-        "One layer's whole attention path (store, then attend) for plain requests. Ratios to stock "
-        "are of the\nfastest runs; in brackets the median and quartiles of ratios paired within a "
-        "round. `in place`: keys are\nrotated before they are stored. `without RoPE`: keys are "
-        "rotated when they are read.\nThe engine serves plain requests in place; chunks "
-        "are cached without RoPE, and so is everything with\n`keys_without_rope`.\n\n"
-        f"{run['cpu']} ({run['capability']}), {run['threads']} threads, torch {run['torch']}, "
-        f"vLLM {run['vllm']}, random inputs,\nseed {run['seed']}, "
-        f"at most {run['rounds']} rounds, commit {run['commit'][:12]}.\n\n"
-        f"{table(document['results'])}\n"
-    )
-
-
-def _ratio(result: dict[str, Any], arm: str) -> str:
+def _ratio(result: Row, arm: str) -> str:
     rounds = result["paired_ratio"][arm]
     spread = f"{rounds['median']:.2f}, {rounds['q25']:.2f}-{rounds['q75']:.2f}"
     return f"{result['ratio_of_best'][arm]:.2f} ({spread})"
+
+
+_ABOUT = """\
+One layer's whole attention path (store, then attend) for plain requests. Ratios to stock are of the
+fastest runs; in brackets the median and quartiles of ratios paired within a round. `in place`: keys
+are rotated before they are stored. `without RoPE`: keys are rotated when they are read. The engine
+serves plain requests in place; chunks are cached without RoPE, and so is everything with
+`keys_without_rope`.
+
+{cpu} ({capability}), {threads} threads, torch {torch}, vLLM {vllm}, random inputs, seed {seed}, at
+most {rounds} rounds, commit {commit:.12}."""
+
+
+def report(document: Row) -> str:
+    """The page, in Markdown: what was measured where, and the table."""
+    about = _ABOUT.format(**document["provenance"])
+    return page("CPU attention against stock vLLM", about, results_table(document["results"]))

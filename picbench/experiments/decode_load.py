@@ -76,15 +76,15 @@ class DecodeSizes:
     """The scenes of a device: of the load, and of the degrees of sharing; pools are in blocks.
 
     A prompt of `degrees` has as many chunks as the pool has room for, up to the load's. `costs` is
-    what a first round may take.
+    what a first round may take. By default what a GPU has room for.
     """
 
     scene: DecodeScene
-    pool: int
-    degrees: tuple[int, ...]
-    sharing_reply: int
-    sharing_pool: int
     costs: CostGuess
+    pool: int = 12_000
+    degrees: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    sharing_reply: int = 32
+    sharing_pool: int = 22_000
 
     def at(self, degree: int) -> DecodeScene:
         """The scene in which `degree` requests read each chunk."""
@@ -100,11 +100,9 @@ class DecodeSizes:
 #: By device. On a GPU three engines with the load's pools fit 139 GiB, or two with the other ones.
 DECODE_SIZES: Mapping[str, DecodeSizes] = MappingProxyType(
     {
-        "cuda": DecodeSizes(
-            DecodeScene(), 12_000, (1, 2, 4, 8, 16, 32, 64), 32, 22_000, CostGuess(18_000, 0.035)
-        ),
+        "cuda": DecodeSizes(DecodeScene(), CostGuess(18_000, 0.035)),
         "cpu": DecodeSizes(
-            DecodeScene(4, 3, 6, 40, 9, 24), 200, (1, 2, 4), 24, 200, CostGuess(3_000, 0.02)
+            DecodeScene(4, 3, 6, 40, 9, 24), CostGuess(3_000, 0.02), 200, (1, 2, 4), 24, 200
         ),
     }
 )
@@ -321,41 +319,34 @@ _TRAINED, _OTHERWISE = "testbed", "shape:small"
 class ScalingSizes:
     """Requests of a device, of each length that is given in chunks; pools are in blocks.
 
-    `replies` is what the trained model is asked.
+    `replies` is what the trained model is asked. By default what a GPU has room for.
     """
 
     scene: DecodeScene
-    lengths: tuple[int, ...]
-    pool: int
     replies: DecodeScene
-    replies_pool: int
     costs: CostGuess
+    lengths: tuple[int, ...] = (16, 32, 64)
+    pool: int = 10_000
+    replies_pool: int = 1_000
 
     def at(self, chunks: int) -> DecodeScene:
         """Requests of this many chunks, drawn from twice as many."""
         return replace(self.scene, chunks=chunks, corpus=2 * chunks)
 
 
-_REPLIES = DecodeScene(8, 8, 16, 56, 24, 32)
-
 #: By device. On a GPU two engines with such pools and half of two others fit 139 GiB.
 SCALING_SIZES: Mapping[str, ScalingSizes] = MappingProxyType(
     {
         "cuda": ScalingSizes(
-            scene=DecodeScene(reply=128),
-            lengths=(16, 32, 64),
-            pool=10_000,
-            replies=_REPLIES,
-            replies_pool=1_000,
-            costs=CostGuess(18_000, 0.03),
+            DecodeScene(reply=128), DecodeScene(8, 8, 16, 56, 24, 32), CostGuess(18_000, 0.03)
         ),
         "cpu": ScalingSizes(
-            scene=DecodeScene(4, 3, 6, 40, 9, 12),
+            DecodeScene(4, 3, 6, 40, 9, 12),
+            DecodeScene(2, 2, 4, 56, 24, 8),
+            CostGuess(2_000, 0.05),
             lengths=(2, 3),
             pool=200,
-            replies=replace(_REPLIES, requests=2, chunks=2, corpus=4, reply=8),
             replies_pool=100,
-            costs=CostGuess(2_000, 0.05),
         ),
     }
 )
@@ -445,10 +436,7 @@ def _rates(figures: Found, who: str, workers: int) -> tuple[Sequence[float], Seq
 
 def _gains(figures: Found, workers: int) -> tuple[Sequence[float], Sequence[float]]:
     """Tokens a second of several GPUs over one, round by round: ours, and stock vLLM's."""
-    return (
-        by_round(*_rates(figures, OURS, workers)),
-        by_round(*_rates(figures, STOCK, workers)),
-    )
+    return (by_round(*_rates(figures, OURS, workers)), by_round(*_rates(figures, STOCK, workers)))
 
 
 def _measured(record: RoundsRecord) -> list[str]:

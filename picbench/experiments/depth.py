@@ -1,4 +1,4 @@
-"""Where the needle of a generated row is, and the heading that says whom it is about."""
+"""Scores by where in the prompt the answer lies: read back from the texts of generated rows."""
 
 import re
 from bisect import bisect_right
@@ -8,14 +8,16 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
+import pandas as pd
+
 from picbench.errors import DataError
 from picbench.experiments.arm_scores import Case, RowInterval, ScoredPart, difference_of, read_parts
-from picbench.experiments.page import save
+from picbench.experiments.page import page, save
 from picbench.experiments.serve_arms import load_case
 from picbench.figures.canvas import Panel
 from picbench.figures.frontier import draw_heat_maps
 from picbench.figures.panels import Spot, draw_lines
-from picbench.tables import table as markdown
+from picbench.tables.table import table
 from picbench.workloads import datasets, models
 from picbench.workloads.datasets.base import Reading
 from picbench.workloads.prompts.drop import leads
@@ -48,7 +50,11 @@ def find_needle(row: DatasetRow) -> NeedlePlace:
         raise DataError(f"{row.source}: no section about the person of the question")
     # A name may begin with another one.
     person, start, end = max(asked, key=lambda found: len(found[0]))
-    secret = _secret(row.input, person)
+    who = re.escape(person)
+    asks = re.search(rf"the (.+) of {who}", row.input) or re.search(rf"{who}'s (.+)\?", row.input)
+    if asks is None:
+        raise DataError(f"{row.input!r} asks nothing about {person}")
+    secret = asks[1]
     text = row.context[start:end]
     places = [
         match.start() + start
@@ -66,14 +72,6 @@ def _sections(row: DatasetRow) -> Iterator[tuple[str, int, int]]:
     ends = [match.start() for match in found[1:]] + [len(row.context)]
     for match, end in zip(found, ends, strict=True):
         yield match[1], match.start(), end
-
-
-def _secret(question: str, person: str) -> str:
-    """What the question asks about a person."""
-    for pattern in (rf"the (.+) of {re.escape(person)}", rf"{re.escape(person)}'s (.+)\?"):
-        if match := re.search(pattern, question):
-            return match[1]
-    raise DataError(f"{question!r} asks nothing about {person}")
 
 
 #: What is known of rows, by the data sets whose generated rows say it.
@@ -111,14 +109,11 @@ def bundled_places(dataset: str, model: str, rows: int) -> list[RowPlace]:
     """
     samples = load_case(Case(model, dataset), ("full",), rows).samples
     tokenizer = models.load_tokenizer(models.resolve(model))
-    found = {row.id: row for row in _rows(dataset, tokenizer)}
-    place = _KINDS[dataset]
-    return [place(found[sample.id], sample, tokenizer) for sample in samples]
-
-
-def _rows(dataset: str, tokenizer: Tokenizer) -> list[DatasetRow]:
     reading = Reading(lambda texts: [len(ids) for ids in encode(tokenizer, list(texts))])
-    return list(datasets.find(dataset).rows(locate(BUNDLED, dataset), reading))
+    bundled = datasets.find(dataset).rows(locate(BUNDLED, dataset), reading)
+    found = {row.id: row for row in bundled}
+    place = _needle if dataset == NEEDLE else _questions
+    return [place(found[sample.id], sample, tokenizer) for sample in samples]
 
 
 def _questions(row: DatasetRow, sample: Sample, _: Tokenizer) -> RowPlace:
@@ -159,12 +154,6 @@ def _needle(row: DatasetRow, sample: Sample, tokenizer: Tokenizer) -> RowPlace:
         into_chunk=into,
         heading_apart=chunk - head,
     )
-
-
-_KINDS: Mapping[str, Callable[[DatasetRow, Sample, Tokenizer], RowPlace]] = {
-    **dict.fromkeys(QUESTIONS, _questions),
-    NEEDLE: _needle,
-}
 
 
 def check_same(places: Sequence[RowPlace], prompts: Sequence[int], name: str) -> None:
@@ -299,25 +288,18 @@ def heat_map(rows: Sequence[ScoredRow], arm: str, size: tuple[int, int]) -> list
 
     `size` is how many of each; both are cut evenly, by rank, as generated rows lie on a grid.
     """
-    depths, lengths = size
-    cells: list[list[list[float]]] = [[[] for _ in range(lengths)] for _ in range(depths)]
-    deep = _ranks([place.depth or 0.0 for place, _ in rows], depths)
-    long = _ranks([float(place.length or 0) for place, _ in rows], lengths)
-    for (_, scores), depth, length in zip(rows, deep, long, strict=True):
-        cells[depth][length].append(scores[arm])
-    return [[fmean(cell) if cell else float("nan") for cell in line] for line in cells]
-
-
-def _ranks(values: Sequence[float], parts: int) -> list[int]:
-    """The part, of this many of equal size, that each value is in when all are sorted."""
-    order = sorted(range(len(values)), key=lambda n: values[n])
-    found = [0] * len(values)
-    for rank, number in enumerate(order):
-        found[number] = rank * parts // len(values)
-    return found
+    axes = {"depth": [p.depth for p, _ in rows], "length": [p.length for p, _ in rows]}
+    frame = pd.DataFrame(axes | {"score": [scores[arm] for _, scores in rows]})
+    for axis, parts in zip(axes, size, strict=True):
+        frame[axis] = (frame[axis].rank(method="first") - 1) * parts // len(rows)
+    cells = frame.pivot_table("score", *axes, aggfunc=fmean)
+    depths, lengths = map(range, size)
+    whole: list[list[float]] = cells.reindex(index=depths, columns=lengths).to_numpy().tolist()
+    return whole
 
 
 MODEL = "testbed"
+_OURS = "mepic:anchored=on:context=document"
 
 #: Arms of tables, and what figures call those that they show.
 ARMS = (
@@ -328,18 +310,22 @@ ARMS = (
     "cacheblend:r=0.15",
     "mepic",
     "mepic:context=document",
-    "mepic:anchored=on:context=document",
+    _OURS,
 )
 DRAWN: Mapping[str, str] = {
     "full": "full",
     "naive": "naive",
     "epic:k=16": "epic:k=16",
     "mepic": "mepic",
-    "mepic:anchored=on:context=document": "mepic, ours",
+    _OURS: "mepic, ours",
 }
 
 #: Depths and lengths of the bundled needles.
 _GRID = (5, 8)
+
+
+#: What is found of a cut: its bins.
+Cuts = Mapping[DepthCut, Sequence[DepthBin]]
 
 
 def write(folder: Path, output: Path) -> str:
@@ -363,9 +349,22 @@ def write(folder: Path, output: Path) -> str:
     maps = {arm: heat_map(rows[NEEDLE], arm, _GRID) for arm in DRAWN} if NEEDLE in rows else {}
     if maps:
         _draw_maps(maps, rows[NEEDLE], note, output)
-    page = "\n".join(_page(cuts, note, needles=bool(maps)))
-    save(output / "depth", _document(cuts, maps, list(found.values())), page)
-    return page
+    shown = render(cuts, note, needles=bool(maps))
+    document = {
+        "schema": 1,
+        "provenance": {part.case.name: dict(part.facts) for part in found.values()},
+        "cuts": {
+            cut.name: {
+                "quantity": cut.quantity,
+                "datasets": list(cut.datasets),
+                "bins": [asdict(found) for found in bins],
+            }
+            for cut, bins in cuts.items()
+        },
+        "needle": {"rows": "depth", "columns": "length", "score": maps},
+    }
+    save(output / "depth", document, shown)
+    return shown
 
 
 def _scored(part: ScoredPart) -> list[ScoredRow]:
@@ -389,43 +388,16 @@ def _note(parts: Sequence[ScoredPart]) -> str:
     return f"Testbed weights, synthetic rows; {'; '.join(where)}."
 
 
-def _document(
-    cuts: Mapping[DepthCut, Sequence[DepthBin]],
-    maps: Mapping[str, Sequence[Sequence[float]]],
-    parts: Sequence[ScoredPart],
-) -> dict[str, object]:
-    return {
-        "schema": 1,
-        "provenance": {part.case.name: dict(part.facts) for part in parts},
-        "cuts": {
-            cut.name: {
-                "quantity": cut.quantity,
-                "datasets": list(cut.datasets),
-                "bins": [asdict(found) for found in bins],
-            }
-            for cut, bins in cuts.items()
-        },
-        "needle": {"rows": "depth", "columns": "length", "score": dict(maps)},
-    }
-
-
 def _draw(cut: DepthCut, bins: Sequence[DepthBin], note: str, output: Path) -> None:
+    scores = {name: [found.scores[arm] for found in bins] for arm, name in DRAWN.items()}
     lines = {
-        name: [
-            Spot(place, s.value, s.low, s.high)
-            for place, found in enumerate(bins)
-            if (s := found.scores[arm])
-        ]
-        for arm, name in DRAWN.items()
+        name: [Spot(place, s.value, s.low, s.high) for place, s in enumerate(own)]
+        for name, own in scores.items()
     }
     ticks = {float(place): f"{found.label}\nn={found.rows}" for place, found in enumerate(bins)}
     sets = ", ".join(f"{dataset}-like" for dataset in cut.datasets)
-    text = f"{sets}. {note} Bars: 95 %. Ours: {_ours()}."
+    text = f"{sets}. {note} Bars: 95 %. Ours: {_OURS}."
     draw_lines(Panel(cut.quantity, "mean score", text), lines, ticks, output / f"depth-{cut.name}")
-
-
-def _ours() -> str:
-    return next(arm for arm, name in DRAWN.items() if name.endswith("ours"))
 
 
 def _draw_maps(
@@ -440,42 +412,35 @@ def _draw_maps(
     columns = [f"{size / 1000:.1f}k" for size in middles]
     lines = [f"{100 * n // (depths - 1)} %" for n in range(depths)]
     each = len(rows) // (depths * lengths)
-    text = f"needle-like, {each} rows a cell. {note} Ours: {_ours()}."
+    text = f"needle-like, {each} rows a cell. {note} Ours: {_OURS}."
     panel = Panel("tokens of context", "depth of the needle", text)
     named = {DRAWN[arm]: cells for arm, cells in maps.items()}
     draw_heat_maps(panel, named, (columns, lines), output / "depth-needle")
 
 
-def _page(
-    cuts: Mapping[DepthCut, Sequence[DepthBin]], note: str, *, needles: bool
-) -> Iterator[str]:
-    yield "# Where in the prompt the answer lies"
-    yield ""
-    yield (
-        f"{note} Scores are those of [algorithms.md](algorithms.md), row by row; where the answer "
-        "lies is read from the bundled rows. Mean scores with 95 % bootstrap intervals over rows; "
-        "an interval of no width says that all rows of a bin score the same."
-    )
-    yield ""
+_ABOUT = (
+    "Scores are those of [algorithms.md](algorithms.md), row by row; where the answer lies is read "
+    "from the bundled rows. Mean scores with 95 % bootstrap intervals over rows; an interval of no "
+    "width says that all rows of a bin score the same."
+)
+
+
+def render(cuts: Cuts, note: str, *, needles: bool) -> str:
+    """The page, in Markdown."""
+    texts = [f"{note} {_ABOUT}"]
     if needles:
-        yield "## Needle: length of the context, and depth"
-        yield ""
-        yield "![scores by length and depth](depth-needle.svg)"
-        yield ""
+        texts.append("## Needle: length of the context, and depth")
+        texts.append("![scores by length and depth](depth-needle.svg)")
+    head = ("rows", "n", *(f"`{arm}`" for arm in ARMS))
     for cut, bins in cuts.items():
-        yield f"## {cut.title}"
-        yield ""
-        if cut.drawn:
-            yield f"![scores by {cut.quantity}](depth-{cut.name}.svg)"
-            yield ""
-        yield f"Rows by {cut.quantity}, of {', '.join(cut.datasets)}:"
-        yield ""
-        head = ("rows", "n", *(f"`{arm}`" for arm in ARMS))
         lines = [
             (found.label, str(found.rows), *(str(found.scores[arm]) for arm in ARMS))
             for found in bins
         ]
-        yield markdown.table(head, lines)
-        yield ""
-    yield "Made by `picbench measure algorithms depth`, which needs no engine."
-    yield ""
+        texts.append(f"## {cut.title}")
+        if cut.drawn:
+            texts.append(f"![scores by {cut.quantity}](depth-{cut.name}.svg)")
+        texts.append(f"Rows by {cut.quantity}, of {', '.join(cut.datasets)}:")
+        texts.append(table(head, lines))
+    made = "Made by `picbench measure algorithms depth`, which needs no engine."
+    return page("Where in the prompt the answer lies", *texts, made)

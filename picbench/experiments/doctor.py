@@ -68,7 +68,7 @@ def diagnose(model: str | None, device: str, dtype: str, launch: Launch) -> Diag
     """Look at this installation and machine and, with a `model`, at the answers of its engines.
 
     Engines are only started where all else is right. Raises ConfigError for a model or a device
-    that there is none of.
+    that does not exist.
     """
     quiet_engine()
     findings = [*inspect_installation()]

@@ -11,20 +11,16 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from random import Random
 from statistics import median
 from typing import Any, NamedTuple
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
+from picbench.engines.request import PromptSegment, Request, Result, Text
 from picbench.errors import InvalidRun
-from picbench.experiments.measurements import (
-    DecodePlanned,
-    EngineComparison,
-    Outcome,
-    SmallSteps,
-)
+from picbench.experiments.measurements import DecodePlanned, EngineComparison, Outcome, SmallSteps
 from picbench.experiments.page import (
     FigureRatio,
     FigureTable,
@@ -126,12 +122,10 @@ def _comparison(settings: EngineComparison) -> ExperimentPlan:
     return interleaved("engine-comparison", facts, engines, measures, settings.repeats)
 
 
-def _ours(name: str) -> tuple[str, str]:
-    return "picbench", name
-
-
-def _stock(name: str) -> tuple[str, str]:
-    return "stock", name
+def _ratio(group: str, name: str, over: str, figure: str, below: str = "") -> FigureRatio:
+    """A figure of the engine that `over` names over one of the other engine."""
+    other = "stock" if over == "picbench" else "picbench"
+    return FigureRatio(group, name, [((over, figure), (other, below or figure))])
 
 
 ENGINE_COMPARISON = Experiment(
@@ -159,20 +153,11 @@ ENGINE_COMPARISON = Experiment(
         )
     ],
     ratios=[
-        *(
-            FigureRatio("pic_off", name, [(_ours(figure), _stock(figure))])
-            for name, figure in {
-                "throughput_ratio": "tokens_per_s",
-                "ttft_ratio": "ttft_ms",
-                "tpot_ratio": "tpot_ms",
-            }.items()
-        ),
-        FigureRatio(
-            "warm_32k", "speedup_vs_full", [(_stock("warm_ttft_ms"), _ours("warm_ttft_ms"))]
-        ),
-        FigureRatio(
-            "warm_32k", "ratio_vs_prefix_hit", [(_ours("warm_ttft_ms"), _stock("hit_ttft_ms"))]
-        ),
+        _ratio("pic_off", "throughput_ratio", "picbench", "tokens_per_s"),
+        _ratio("pic_off", "ttft_ratio", "picbench", "ttft_ms"),
+        _ratio("pic_off", "tpot_ratio", "picbench", "tpot_ms"),
+        _ratio("warm_32k", "speedup_vs_full", "stock", "warm_ttft_ms"),
+        _ratio("warm_32k", "ratio_vs_prefix_hit", "picbench", "warm_ttft_ms", "hit_ttft_ms"),
     ],
     sentences=[
         "Plain requests: TTFT {ttft_ratio:.3f}, time per output token {tpot_ratio:.3f}, "
@@ -218,13 +203,8 @@ class SmallPrompt:
 
 
 #: Of a few blocks up to more than a graph of 512 tokens serves.
-PROMPTS = (
-    SmallPrompt(3),
-    SmallPrompt(8),
-    SmallPrompt(20),
-    SmallPrompt(4, 1),
-    SmallPrompt(12, 1),
-    SmallPrompt(4, 2),
+PROMPTS = tuple(
+    SmallPrompt(warm, new) for warm, new in ((3, 0), (8, 0), (20, 0), (4, 1), (12, 1), (4, 2))
 )
 
 #: Blocks that the corpus and one request at a time take, twice.
@@ -405,13 +385,14 @@ class ReplyBatch(NamedTuple):
         return [self._request(arm, f"{self.label} {index}") for index in range(self.requests)]
 
     def _request(self, arm: str, name: str) -> Request:
-        lead = random_tokens(LEAD, f"{name} lead")
-        chunks = [random_tokens(CHUNK, f"{name} chunk {i}") for i in range(self.chunks)]
-        question = random_tokens(QUESTION, f"{name} question")
-        if arm == PLAIN:
-            return Request([Text(tokens=sum(chunks, lead) + question)])
-        cached = [Chunk(tokens=tokens) for tokens in chunks]
-        return Request([Text(tokens=lead), *cached, Text(tokens=question)], arm)
+        lead, question = (
+            random_text(LEAD, f"{name} lead"),
+            random_text(QUESTION, f"{name} question"),
+        )
+        segments = [lead, *random_chunks(self.chunks, CHUNK, f"{name} chunk"), question]
+        if arm != PLAIN:
+            return Request(segments, arm)
+        return Request([Text(tokens=tuple(chain(*(each.tokens or () for each in segments))))])
 
 
 #: One request and eight, of about 1,000 and 4,000 tokens.

@@ -4,7 +4,7 @@ The values of its axes are in ``data/break_even.yaml``.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -214,33 +214,32 @@ def _points(settings: GridSettings) -> Iterator[GridPoint]:
         yield point(reuse, middle, longest, settings.corpus, f"{rate:g}", settings.output)
 
 
-@dataclass(frozen=True, slots=True)
-class GridRequests:
-    """What is served at a point, one after the other: `cold` requests from an empty cache, requests
-    of one chunk each that `fill` it, and `warm` ones.
+class SampleBatch(NamedTuple):
+    """Samples that are served together, at their `arrivals` if any: seconds from its start.
+
+    One that is not `measured` fills the cache.
+    """
+
+    samples: Sequence[Sample]
+    arrivals: tuple[float, ...] | None = None
+    measured: bool = True
+
+
+class GridBatches(NamedTuple):
+    """What is served at a point: `cold` requests from an empty cache, requests of one chunk each
+    that `fill` it, and `warm` ones.
 
     `fill` has the chunks of the corpus that `warm` needs, so that each was once the first of a
     prompt: prefix caching finds these. It has as large a share of them as the corpus that fits the
-    pool. `arrivals` are those of the cold requests, then of the warm ones, if any.
+    pool.
     """
 
-    cold: tuple[Sample, ...]
-    fill: tuple[Sample, ...]
-    warm: tuple[Sample, ...]
-    arrivals: tuple[float, ...] | None
-
-    @property
-    def batches(self) -> tuple["SampleBatch", ...]:
-        """What is served, in order."""
-        times, cold = self.arrivals, len(self.cold)
-        return (
-            SampleBatch(self.cold, times and times[:cold]),
-            SampleBatch(self.fill, measured=False),
-            SampleBatch(self.warm, times and times[cold:]),
-        )
+    cold: SampleBatch
+    fill: SampleBatch
+    warm: SampleBatch
 
 
-def draw_traffic(traffic: GridTraffic, settings: GridSettings) -> GridRequests:
+def draw_traffic(traffic: GridTraffic, settings: GridSettings) -> GridBatches:
     """Draw the requests of a traffic."""
     point, number = traffic.point, settings.requests(traffic.point)
     corpus = from_tokens(
@@ -260,7 +259,16 @@ def draw_traffic(traffic: GridTraffic, settings: GridSettings) -> GridRequests:
     drawn = draw(wanted, corpus)
     cold, warm = drawn.samples[:number], drawn.samples[number:]
     fits = settings.pool * BLOCK_SIZE / (point.corpus * point.chunk_tokens)
-    return GridRequests(cold, tuple(_fill(warm, drawn.preload, fits)), warm, drawn.arrivals)
+    times = drawn.arrivals
+    return GridBatches(
+        SampleBatch(cold, _from_start(times[:number]) if times else None),
+        SampleBatch(tuple(_fill(warm, drawn.preload, fits)), measured=False),
+        SampleBatch(warm, _from_start(times[number:]) if times else None),
+    )
+
+
+def _from_start(arrivals: Sequence[float]) -> tuple[float, ...]:
+    return tuple(time - arrivals[0] for time in arrivals)
 
 
 def _fill(
@@ -274,61 +282,34 @@ def _fill(
 
 
 @dataclass(frozen=True, slots=True)
-class CellBatch:
-    """Requests that are served together, at their `arrivals` if any: seconds from its start.
-
-    One that is not `measured` fills the cache.
-    """
-
-    requests: tuple[Request, ...]
-    arrivals: tuple[float, ...] | None = None
-    measured: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class CellWork:
     """What an arm serves: batches one after another, without dropping KV between them.
 
     Where they do not arrive, `running` requests are served at a time, and `filling` of those that
-    fill the cache: what it has in the end is the same.
+    fill the cache: what it has in the end is the same. Nothing fills the cache of `full`, which has
+    none; where a `stock` engine serves it, each of its requests is a tenant.
     """
 
     arm: str
-    batches: tuple[CellBatch, ...]
+    batches: Sequence[SampleBatch]
     running: int
+    stock: bool
     filling: int = 1
 
-
-class SampleBatch(NamedTuple):
-    """Samples of a batch, and when they arrive, at any time; see `CellBatch`."""
-
-    samples: Sequence[Sample]
-    arrivals: Sequence[float] | None = None
-    measured: bool = True
-
-
-def make_work(
-    arm: str, batches: Iterable[SampleBatch], running: int, *, stock: bool, filling: int = 1
-) -> CellWork:
-    """What an arm serves; `full` of a `stock` engine gets a tenant for each request.
-
-    Nothing fills the cache of `full`, which has none.
-    """
-    order, tenants = ChunkOrder(), count(1)
-    reordered, alone = arm == "reorder", stock and arm == "full"
-
-    def request(sample: Sample) -> Request:
-        sent = order.arrange(sample) if reordered else sample
-        made = to_request(sent, None if stock else "prefix" if reordered else arm)
-        return replace(made, salt=f"tenant {next(tenants)}") if alone else made
-
-    def batch(given: SampleBatch) -> CellBatch:
-        first = given.arrivals[0] if given.arrivals else 0.0
-        times = None if given.arrivals is None else tuple(t - first for t in given.arrivals)
-        return CellBatch(tuple(map(request, given.samples)), times, given.measured)
-
-    served = (given for given in batches if given.measured or arm != "full")
-    return CellWork(arm, tuple(map(batch, served)), running, filling)
+    def requests(self) -> Iterator[tuple[SampleBatch, list[Request]]]:
+        """The requests of each batch that has any."""
+        order, tenants = ChunkOrder(), count(1)
+        reordered, alone = self.arm == "reorder", self.stock and self.arm == "full"
+        algorithm = None if self.stock else "prefix" if reordered else self.arm
+        for batch in self.batches:
+            if not batch.measured and self.arm == "full":
+                continue
+            sent = map(order.arrange, batch.samples) if reordered else batch.samples
+            made = [to_request(sample, algorithm) for sample in sent]
+            if alone:
+                made = [replace(one, salt=f"tenant {next(tenants)}") for one in made]
+            if made:
+                yield batch, made
 
 
 class ServedCells(NamedTuple):
@@ -347,12 +328,10 @@ def serve_cells(work: CellWork, shortest: float | None, engine: Engine) -> Serve
     engine.reset()
     cores = None if shortest is None else QuietCores(shortest)
     found = []
-    for batch in work.batches:
-        if not batch.requests:
-            continue
+    for batch, requests in work.requests():
         engine.measure()
         running = work.running if batch.measured else work.filling
-        results, busy_s, quiet = _serve(engine, batch, running, cores)
+        results, busy_s, quiet = _serve(engine, requests, batch.arrivals, running, cores)
         failed = next((result.error for result in results if result.error), None)
         if failed is not None:
             raise EngineError(f"a request of the grid failed: {failed}")
@@ -363,22 +342,24 @@ def serve_cells(work: CellWork, shortest: float | None, engine: Engine) -> Serve
 
 
 def _serve(
-    engine: Engine, batch: CellBatch, running: int, cores: QuietCores | None
+    engine: Engine,
+    requests: Sequence[Request],
+    arrivals: Sequence[float] | None,
+    running: int,
+    cores: QuietCores | None,
 ) -> tuple[list[Result], float, float | None]:
     """Serve a batch in one call of the engine; where cores matter, one for each request alone.
 
     Returns results, the seconds that the engine was busy, the share of calls on a quiet core.
     """
-    alone = cores is not None and running == 1 and batch.arrivals is None
-    calls = [(one,) for one in batch.requests] if alone else [batch.requests]
+    alone = cores is not None and running == 1 and arrivals is None
+    calls = [[one] for one in requests] if alone else [requests]
     results, busy, quiet = list[Result](), 0.0, 0
-    for requests in calls:
+    for each in calls:
         quiet += cores is not None and cores.settle()
+        concurrency = None if arrivals else running
         results += engine.generate(
-            requests,
-            ignore_eos=True,
-            concurrency=None if batch.arrivals else running,
-            arrivals=batch.arrivals,
+            each, ignore_eos=True, concurrency=concurrency, arrivals=arrivals
         )
         busy += engine.busy_s
     return results, busy, None if cores is None else quiet / len(calls)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from random import Random
-from statistics import median, quantiles
-from time import perf_counter
+from statistics import median
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
@@ -34,6 +33,7 @@ from picbench.experiments.runner import (
     run,
     say,
 )
+from picbench.experiments.waves import p99, serve_beside
 from picbench.workloads.testbed import model_path
 
 #: The arms: an engine with a host tier, and one without tiers.
@@ -162,35 +162,22 @@ def beside(engine: Engine, name: str, *, scene: HostTierScene, new: bool) -> dic
             engine.reset(tiers=False)
     requests = [scene.ask(chunks, f"{name} {i}") for i, chunks in enumerate(prompts)]
     quiet, busy = _steps(engine, requests, name, scene)
-    p99 = quantiles(busy, n=100, method="inclusive")[-1] * 1e3
     if new:
-        return {"itl_p99_cold_ms": p99}
-    return {"itl_p99_load_ms": p99, "itl_ms": median(quiet) * 1e3}
+        return {"itl_p99_cold_ms": p99(busy) * 1e3}
+    return {"itl_p99_load_ms": p99(busy) * 1e3, "itl_ms": median(quiet) * 1e3}
 
 
 def _steps(
-    engine: Engine, arrivals: list[Request], name: str, scene: HostTierScene
+    engine: Engine, prompts: Sequence[Request], name: str, scene: HostTierScene
 ) -> tuple[list[float], list[float]]:
     """Seconds of steps before the first arrival, and from then on while the others decode."""
     texts = (random_text(2 * BLOCK_SIZE, f"{name} other {i}") for i in range(scene.others))
     others = [Request([text], "prefix") for text in texts]
-    left = {engine.submit(r, max_tokens=scene.reply, ignore_eos=True) for r in others}
-    asked = set[str]()
-    times: list[float] = []
-    while left:
-        if arrivals and times and len(times) % scene.gap == 0:
-            asked.add(engine.submit(arrivals.pop(0), max_tokens=1, ignore_eos=True))
-        began = perf_counter()
-        ended = engine.step()
-        times.append(perf_counter() - began)
-        left -= ended.keys()
-        asked -= ended.keys()
+    steps = serve_beside(engine, prompts, others, gap=scene.gap, reply=scene.reply)
     engine.drain()
-    if arrivals or asked or not scene.reply <= len(times) <= 1.1 * scene.reply + 10:
-        raise InvalidRun(
-            f"{len(times)} steps for replies of {scene.reply} tokens, {len(arrivals)} prompts "
-            f"did not arrive and {len(asked)} did not end meanwhile"
-        )
+    if not scene.reply <= len(steps) <= 1.1 * scene.reply + 10:
+        raise InvalidRun(f"{len(steps)} steps for replies of {scene.reply} tokens")
+    times = [ended - began for began, ended in steps]
     # The first steps compute prompts.
     return times[4 : scene.gap], times[scene.gap :]
 

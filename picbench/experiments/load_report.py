@@ -5,13 +5,12 @@ closed loops over corpora, and rates.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from random import Random
-from statistics import mean, median, quantiles
+from statistics import mean, median
 from types import MappingProxyType
 from typing import Any
 
@@ -43,7 +42,7 @@ from picbench.experiments.runner import (
     random_chunks,
     random_text,
 )
-from picbench.experiments.waves import CostGuess, as_stock
+from picbench.experiments.waves import CostGuess, as_stock, p99, serve_beside
 from picbench.run.schedule import to_request
 from picbench.run.traffic_file import parse_traffic
 from picbench.tables.table import NOTHING, table
@@ -66,14 +65,7 @@ _STREAMS = 3
 #: Of the stream, by settings of `picbench traffic`: chunks of about 170 tokens each, as in
 #: MiniPIC's throughput on 2WikiMQA, at a rate that no arm keeps up with.
 _STREAM: Mapping[str, Any] = MappingProxyType(
-    {
-        "chunk_tokens": 90,
-        "chunks": 10,
-        "pool": 256,
-        "requests": 1000,
-        "rate": 500,
-        "max_tokens": 16,
-    }
+    {"chunk_tokens": 90, "chunks": 10, "pool": 256, "requests": 1000, "rate": 500, "max_tokens": 16}
 )
 
 
@@ -107,7 +99,7 @@ class LoadTraffic:
         return random_chunks(self.corpus, self.length, "corpus")
 
     def arrivals(self, name: str) -> list[float] | None:
-        """Seconds, by a Poisson process of which the number is known; None in a closed loop."""
+        """Seconds of a Poisson process with as many arrivals; None in a closed loop."""
         if not self.rate:
             return None
         dice, span = Random(f"{name} arrivals"), self.requests / self.rate
@@ -186,10 +178,7 @@ def _served(
 ) -> dict[str, float]:
     engine.measure()
     results = engine.generate(
-        requests,
-        ignore_eos=True,
-        concurrency=running or None,
-        arrivals=arrivals,
+        requests, ignore_eos=True, concurrency=running or None, arrivals=arrivals
     )
     took = engine.busy_s - (min(arrivals) if arrivals else 0.0)
     _require_answers(results)
@@ -222,42 +211,19 @@ def mixed_figures(
         before = [Request([*chunks[::-1], asked], algorithm) for chunks in prompts]
         engine.generate(before, max_tokens=1, ignore_eos=True, concurrency=1)
     requests = [Request([*chunks, asked], algorithm) for chunks in prompts]
-    quiet, busy = _gaps(engine, requests, name, traffic)
-    return {
-        "itl_alone_ms": median(quiet) * 1e3,
-        "itl_ms": median(busy) * 1e3,
-        "itl_p99_ms": quantiles(busy, n=100, method="inclusive")[-1] * 1e3,
-        "itl_most_ms": max(busy) * 1e3,
-    }
-
-
-def _gaps(
-    engine: Engine, prompts: Sequence[Request], name: str, traffic: MixedTraffic
-) -> tuple[list[float], list[float]]:
-    """Seconds between the ends of steps, before the first prompt and from then on."""
     texts = (random_text(HEAD, f"{name} other {i}") for i in range(traffic.others))
-    others = {
-        engine.submit(Request([text], "prefix"), max_tokens=traffic.reply, ignore_eos=True)
-        for text in texts
-    }
-    waiting, came, ended = list(prompts), set[str](), set[str]()
-    gaps, last = list[float](), time.perf_counter()
-    while not others & ended:
-        if waiting and gaps and len(gaps) % traffic.gap == 0:
-            came.add(engine.submit(waiting.pop(0), max_tokens=1, ignore_eos=True))
-        ended |= engine.step().keys()
-        now = time.perf_counter()
-        gaps.append(now - last)
-        last = now
-    served = not waiting and came <= ended
-    while (others | came) - ended:
-        ended |= engine.step().keys()
-    if not served:
-        raise InvalidRun(
-            "plain requests ended before the prompts beside them", hint="raise `reply`"
-        )
+    others = [Request([text], "prefix") for text in texts]
+    steps = serve_beside(engine, requests, others, gap=traffic.gap, reply=traffic.reply)
+    ends = [steps[0][0], *(ended for _, ended in steps)]
+    gaps = [(after - before) * 1e3 for before, after in pairwise(ends)]
     # The first steps compute the others' prompts.
-    return gaps[traffic.gap // 2 : traffic.gap], gaps[traffic.gap :]
+    quiet, busy = gaps[traffic.gap // 2 : traffic.gap], gaps[traffic.gap :]
+    return {
+        "itl_alone_ms": median(quiet),
+        "itl_ms": median(busy),
+        "itl_p99_ms": p99(busy),
+        "itl_most_ms": max(busy),
+    }
 
 
 def cold_figures(engine: Engine, name: str, *, traffic: LoadTraffic) -> dict[str, float]:
@@ -281,7 +247,7 @@ def _algorithm(engine: Engine) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadSizes:
-    """What is served on a device; pools are in blocks.
+    """What is served on a device, by default a GPU; pools are in blocks.
 
     Requests of the closed loops and of the rates are like `base`. Requests arrive for `arriving`
     seconds at each of `rates`, and at each of `high_rates`, which only the subject is expected to
@@ -289,19 +255,19 @@ class LoadSizes:
     `picbench traffic`. `costs` is what a first round may take.
     """
 
-    pool: int
-    running: int
-    base: LoadTraffic
-    in_flight: tuple[int, ...]
-    corpora: tuple[int, ...]
-    rates: tuple[float, ...]
-    high_rates: tuple[float, ...]
-    arriving: float
-    nothing: tuple[int, ...]
-    cold: LoadTraffic
-    mixed: MixedTraffic
     stream: Mapping[str, Any]
     costs: CostGuess
+    pool: int = 20_000
+    running: int = 256
+    base: LoadTraffic = LoadTraffic(64, 10, 170, 256, 64)
+    in_flight: tuple[int, ...] = (1, 8, 64)
+    corpora: tuple[int, ...] = (24, 256, 1024)
+    rates: tuple[float, ...] = (8, 16, 24, 32)
+    high_rates: tuple[float, ...] = (64, 96, 128)
+    arriving: float = 6.0
+    nothing: tuple[int, ...] = (170, 500)
+    cold: LoadTraffic = LoadTraffic(2, 64, 512, 0, 1)
+    mixed: MixedTraffic = MixedTraffic(64, 512, 16, 3, 100, 500)
 
     @property
     def context(self) -> int:
@@ -331,22 +297,10 @@ class LoadSizes:
 #: By device. On a GPU two engines with such pools fit 139 GiB.
 LOAD_SIZES: Mapping[str, LoadSizes] = MappingProxyType(
     {
-        "cuda": LoadSizes(
-            pool=20_000,
-            running=256,
-            base=LoadTraffic(64, 10, 170, 256, 64),
-            in_flight=(1, 8, 64),
-            corpora=(24, 256, 1024),
-            rates=(8, 16, 24, 32),
-            high_rates=(64, 96, 128),
-            arriving=6.0,
-            nothing=(170, 500),
-            cold=LoadTraffic(2, 64, 512, 0, 1),
-            mixed=MixedTraffic(64, 512, 16, 3, 100, 500),
-            stream=_STREAM,
-            costs=CostGuess(42_000, 0.006),
-        ),
+        "cuda": LoadSizes(_STREAM, CostGuess(42_000, 0.006)),
         "cpu": LoadSizes(
+            {**_STREAM, "requests": 6, "pool": 24, "chunks": 8, "chunk_tokens": 20},
+            CostGuess(3_000, 0.02),
             pool=600,
             running=8,
             base=LoadTraffic(4, 3, 40, 8, 4, reply=4),
@@ -358,8 +312,6 @@ LOAD_SIZES: Mapping[str, LoadSizes] = MappingProxyType(
             nothing=(40,),
             cold=LoadTraffic(2, 4, 40, 0, 1, reply=2),
             mixed=MixedTraffic(4, 40, 3, 2, 6, 40),
-            stream={**_STREAM, "requests": 6, "pool": 24, "chunks": 8, "chunk_tokens": 20},
-            costs=CostGuess(3_000, 0.02),
         ),
     }
 )
@@ -416,19 +368,6 @@ def _rates(sizes: LoadSizes, model: str) -> Iterator[Cell]:
         yield sizes.load(f"rate {rate:g}", traffic, arms)
 
 
-@dataclass(frozen=True, slots=True)
-class CellGroup:
-    """Cells of one kind: a section's title and text, columns, of which the first is compared.
-
-    `cells` makes them for a device's sizes and a model.
-    """
-
-    title: str
-    text: str
-    columns: Columns
-    cells: Callable[[LoadSizes, str], Iterator[Cell]]
-
-
 _LOAD: Columns = MappingProxyType(
     {
         "requests_s": ("requests/s", 2),
@@ -447,7 +386,20 @@ _MIXED: Columns = MappingProxyType(
         "itl_alone_ms": ("median without prompts, ms", 2),
     }
 )
-_COLD: Columns = MappingProxyType({"ttft_ms": ("TTFT, ms", 0)})
+
+
+@dataclass(frozen=True, slots=True)
+class CellGroup:
+    """Cells of one kind: a section's title and text, and columns, the first one compared.
+
+    `cells` makes them for a device's sizes and a model.
+    """
+
+    title: str
+    text: str
+    cells: Callable[[LoadSizes, str], Iterator[Cell]]
+    columns: Columns
+
 
 #: By the first word of their cells' names, in the order of the page and of what matters most.
 GROUPS: Mapping[str, CellGroup] = MappingProxyType(
@@ -455,39 +407,36 @@ GROUPS: Mapping[str, CellGroup] = MappingProxyType(
         "share-nothing": CellGroup(
             "Nothing is shared",
             "Each chunk is in one request only; by tokens of a chunk, ten in a request.",
-            _LOAD,
             _nothing,
+            _LOAD,
         ),
         "2wiki": CellGroup(
             "2WikiMQA-like requests, more than any arm can serve",
             "The load of `picbench measure load`, from an empty cache.",
-            _LOAD,
             _stream,
+            _LOAD,
         ),
         "mixed": CellGroup(
             "Plain requests beside long prompts",
             "Plain requests decode while long prompts of chunks arrive; chunks are in the pool of "
             f"`{SUBJECT}`, and new otherwise.",
-            _MIXED,
             _mixed,
+            _MIXED,
         ),
         "cold": CellGroup(
             "Nothing is cached",
             "A long prompt of new chunks, one request at a time.",
-            _COLD,
             _cold,
+            MappingProxyType({"ttft_ms": ("TTFT, ms", 0)}),
         ),
         "closed": CellGroup(
             "Closed loop",
             "By distinct chunks, which were all served before, and requests in flight.",
-            _LOAD,
             _closed,
+            _LOAD,
         ),
         "rate": CellGroup(
-            "Rates",
-            "Poisson arrivals a second; chunks were all served before.",
-            _LOAD,
-            _rates,
+            "Rates", "Poisson arrivals a second; chunks were all served before.", _rates, _LOAD
         ),
     }
 )

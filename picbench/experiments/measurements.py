@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
+from picbench.engines.config import SharedDecode
 from picbench.settings import File, Folder, SettingsModel, Share, setting
 
 #: The model that is served on a GPU where none is named.
@@ -225,7 +226,7 @@ class OracleCheck(SettingsModel):
     synchronous: bool = setting(False, "Schedule no step ahead.")
     keys_without_rope: bool = setting(False, "Cache all keys without RoPE.")
     tensor_parallel: int = setting(1, "GPUs of the engine.", shown=False, ge=1)
-    shared_decode: Literal["off", "auto", "always"] = setting(
+    shared_decode: SharedDecode = setting(
         "off",
         "Read chunks once for all requests that decode; always, also where that is slower.",
     )
@@ -341,7 +342,7 @@ class Kernels(SettingsModel):
     )
 
 
-class SharedDecode(OnDevice):
+class DecodeShared(OnDevice):
     """Check decode that reads shared chunks once, then time it against FlashAttention-3.
 
     A kernel whose output is wrong is not timed: the command ends with exit code 3. On a CPU kernels
@@ -406,7 +407,7 @@ class LoadReport(InRounds):
         metavar="GROUP",
         shown="all",
     )
-    shared_decode: Literal["off", "auto", "always"] = _SHARED_DECODE
+    shared_decode: SharedDecode = _SHARED_DECODE
     rounds: int = setting(5, ge=1)
 
 
@@ -417,7 +418,7 @@ class Scaling(InRounds):
     """
 
     workers: int = setting(2, "GPUs of the larger engine.", ge=2)
-    shared_decode: Literal["off", "auto", "always"] = _SHARED_DECODE
+    shared_decode: SharedDecode = _SHARED_DECODE
     graph_tokens: int | None = setting(
         None,
         "Largest step of mepic's engines with a CUDA graph.",
@@ -454,27 +455,27 @@ GROUPS = {
 }
 
 MEASUREMENTS = (
-    Measurement("accuracy", Accuracy, "entries:accuracy", exact=True),
-    Measurement("algorithms serve", ServeScores, "entries:serve", exact=True),
-    Measurement("algorithms alone", ServeAlone, "entries:alone", exact=True),
+    Measurement("accuracy", Accuracy, "serve_arms:measure_accuracy", exact=True),
+    Measurement("algorithms serve", ServeScores, "serve_arms:serve", exact=True),
+    Measurement("algorithms alone", ServeAlone, "serve_arms:measure_alone", exact=True),
     Measurement("algorithms page", ScoredPage, "entries:scored_page"),
     Measurement("algorithms depth", DepthPage, "entries:depth_page"),
     Measurement("algorithms warm-chunks", WarmChunks, "warm_chunks:measure"),
     Measurement("all", AllSteps, "steps:measure"),
-    Measurement("architectures", Architectures, "entries:architectures"),
-    Measurement("break-even", BreakEven, "entries:break_even"),
+    Measurement("architectures", Architectures, "oracle:check_architectures"),
+    Measurement("break-even", BreakEven, "break_even:measure"),
     Measurement("decode", DecodePlanned, "engine_speed:measure_decode_cost"),
     Measurement("decode-load", DecodeUnderLoad, "decode_load:measure"),
     Measurement("engine-comparison", EngineComparison, "engine_speed:ENGINE_COMPARISON.measure"),
     Measurement("host-tier", HostTier, "host_tier:HOST_TIER.measure", exact=True),
     Measurement("kernels", Kernels, "entries:kernels"),
     Measurement("load-report", LoadReport, "load_report:LOAD_REPORT.measure"),
-    Measurement("oracle", OracleCheck, "entries:oracle_check", exact=True),
-    Measurement("profile", ProfileCheck, "entries:profile_check"),
+    Measurement("oracle", OracleCheck, "oracle:measure", exact=True),
+    Measurement("profile", ProfileCheck, "profile_check:measure"),
     Measurement("rope-pad-ablation", RopePadAblation, "rope_pad:measure"),
     Measurement("scaling", Scaling, "decode_load:SCALING.measure"),
-    Measurement("shared-decode", SharedDecode, "entries:shared_decode"),
+    Measurement("shared-decode", DecodeShared, "entries:shared_decode"),
     Measurement("small-steps", SmallSteps, "engine_speed:SMALL_STEPS.measure"),
-    Measurement("storm", Storm, "entries:storm", exact=True),
-    Measurement("tiers", Tiers, "entries:tiers"),
+    Measurement("storm", Storm, "storm:measure", exact=True),
+    Measurement("tiers", Tiers, "tiers:measure"),
 )

@@ -1,4 +1,4 @@
-"""Compares an engine with the oracle.
+"""Engines against the oracle: one of a model, or one of a tiny model of each architecture.
 
 Prompts are random tokens of the model's vocabulary from a fixed seed. The last line says whether
 every request agreed with the oracle.
@@ -20,7 +20,8 @@ from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.engines.self_check import TOLERANCE
 from picbench.errors import ConfigError, closest
-from picbench.experiments.page import save
+from picbench.experiments.measurements import Architectures, OracleCheck, Outcome
+from picbench.experiments.page import page, save
 from picbench.experiments.runner import random_tokens
 from picbench.store import provenance
 from picbench.tables.table import table
@@ -111,6 +112,21 @@ def alike_cases(vocabulary: int) -> Iterator[OracleCase]:
         yield OracleCase(f"plain alike {number}", Request([Text(tokens=prefix + own)]), full())
 
 
+def measure(settings: OracleCheck) -> Outcome:
+    """Compare an engine with the oracle; exit code 1 where any request differs."""
+    config = EngineConfig(
+        model=str(models.resolve(settings.model).path),
+        asynchronous=not settings.synchronous,
+        tiers=DEFAULT_TIERS["cpu"],  # Tiers are off by default on a GPU, and checked all the same.
+        context=2048,
+        batch_tokens=512,
+        max_requests=32,
+        **settings.model_dump(exclude={"model", "synchronous"}),
+    )
+    good = check(config, TOLERANCE[settings.dtype], added=True)
+    return Outcome(f"{'all' if good else 'NOT all'} agree with the oracle", 0 if good else 1)
+
+
 def check(
     config: EngineConfig,
     tolerance: float,
@@ -118,7 +134,7 @@ def check(
     *,
     added: bool = False,
 ) -> bool:
-    """Serve all cases, print a line for each, and return whether all are the oracle's.
+    """Serve all cases, say a line for each, and return whether all are the oracle's.
 
     With `added` these are those of `added_cases` and `alike_cases`, too. Each is served three
     times: cold, with nothing cached; after other cases, whose chunks it shares; and warm, all cases
@@ -127,7 +143,7 @@ def check(
     """
     from transformers import AutoConfig
 
-    from picbench.engines.oracle import Oracle
+    from picbench.engines.oracle import Oracle, distance
     from picbench.kernels.first_calls import settle_first_calls
 
     model = AutoConfig.from_pretrained(config.model)
@@ -138,23 +154,26 @@ def check(
     # First, so that a model that neither knows is refused in the engine's words.
     served = _serve(config, [case.request for case in found])
     settle_first_calls()
-    oracle = Oracle(config.model)
-    good = True
+    oracle, good = Oracle(config.model), True
     for case, *replies in zip(found, *served.values(), strict=True):
         segments = as_oracle(case.request.segments, model.pad_token_id or 0)
-        distinct = {(reply.result.tokens, reply.picked) for reply in replies}
-        expected = {reply: _expected(oracle, case, segments, *reply) for reply in distinct}
         own = oracle.picked(segments, case.rule) if replies[0].picked is not None else set()
+        known: dict[tuple[Any, Any], Any] = {}
         for name, (result, picked) in zip(served, replies, strict=True):
-            error, same = _compare(expected[result.tokens, picked], result)
+            if (key := (result.tokens, picked)) not in known:
+                rule = case.rule if picked is None else case.rule.replay(picked)
+                known[key] = oracle.logprobs(segments, rule, result.tokens)
+            assert result.logprobs is not None
+            error = distance(known[key], result.logprobs)
+            same = known[key].argmax(-1).tolist() == list(result.tokens)
             reused = name != "warm" or _is_warm(case, result)
             other = len(set(picked or ()) - own)
             exact = (same and not other) or config.dtype != "float32"
             right = error < tolerance and reused and exact
             good &= right
-            verdict = "ok" if right else "WRONG"
             notes = [*([] if same else ["other token"]), *([] if reused else ["nothing reused"])]
             notes += [f"{other} of {len(picked or ())} picked otherwise"] if other else []
+            verdict = "ok" if right else "WRONG"
             print(f"{verdict:5} {case.name:16} {name} {error:.2e} {', '.join(notes)}")
     return good
 
@@ -194,49 +213,6 @@ def _reply(engine: Engine, request: Request) -> _Reply:
     return _Reply(result, next(iter(engine.noted_picks), None))
 
 
-def measure(
-    model: str,
-    dtype: str,
-    *,
-    device: str,
-    eager: bool,
-    synchronous: bool,
-    keys_without_rope: bool,
-    tensor_parallel: int,
-    shared_decode: str,
-) -> bool:
-    """Compare an engine with the oracle, and print whether all requests agree."""
-    config = EngineConfig(
-        model=str(models.resolve(model).path),
-        device=device,
-        dtype=dtype,
-        eager=eager,
-        asynchronous=not synchronous,
-        keys_without_rope=keys_without_rope,
-        tensor_parallel=tensor_parallel,
-        shared_decode=shared_decode,
-        tiers=DEFAULT_TIERS["cpu"],  # Tiers are off by default on a GPU, and checked all the same.
-        context=2048,
-        batch_tokens=512,
-        max_requests=32,
-    )
-    good = check(config, TOLERANCE[dtype], added=True)
-    print("all agree with the oracle" if good else "NOT all agree with the oracle")
-    return good
-
-
-def _expected(
-    oracle: Any,
-    case: OracleCase,
-    segments: Sequence[Any],
-    tokens: Sequence[int],
-    picked: tuple[int, ...] | None,
-) -> Any:
-    """The oracle's log-probabilities of a reply, [tokens, vocabulary]."""
-    rule = case.rule if picked is None else case.rule.replay(picked)
-    return oracle.logprobs(segments, rule, tokens)
-
-
 def as_oracle(segments: Sequence[PromptSegment], placeholder: int) -> list[Any]:
     """Segments in the oracle's terms: chunks have placeholders in their slots."""
     return [_as_oracle(segment, placeholder) for segment in segments]
@@ -257,14 +233,6 @@ def _as_oracle(segment: PromptSegment, placeholder: int) -> Any:
         at = end
     dependent = [i for start, end in segment.dependent for i in range(start, end)]
     return OracleSegment("chunk", tokens + sent[at:], segment.position, slots, dependent)
-
-
-def _compare(expected: Any, result: Result) -> tuple[float, bool]:
-    """Largest difference in log-probability, and whether each token is the oracle's own choice."""
-    from picbench.engines.oracle import distance
-
-    assert result.logprobs is not None
-    return distance(expected, result.logprobs), expected.argmax(-1).tolist() == list(result.tokens)
 
 
 CheckOutcome = Literal["checked", "refused", "wrong", "failed"]
@@ -292,41 +260,39 @@ class ArchitectureVerdict:
     verdict: CheckOutcome
     line: str
 
+    def is_as_tabled(self, row: Architecture, device: str) -> bool:
+        """Whether it is the table's; nothing may be wrong, or fail without a reason."""
+        claimed = row.gpu if device == "cuda" else row.cpu
+        if claimed == "refused":
+            return self.verdict == "refused" and row.why in self.line
+        return self.verdict == "checked" or (claimed == "not checked" and self.verdict == "refused")
 
-def check_architectures(
-    device: str,
-    dtype: str,
-    *,
-    eager: bool,
-    only: Sequence[str],
-    jobs: int,
-    commit: str | None,
-    output: Path,
-) -> bool:
-    """Check the named architectures, or all, and write and print what was found.
 
-    Returns whether each is what the table says of this device, or better. Raises ConfigError for an
-    unknown name.
+def check_architectures(settings: Architectures) -> Outcome:
+    """Compare a tiny model of each architecture with the oracle, and write what was found.
+
+    The exit code is 1 unless each is what the table says of this device, or better. Raises
+    ConfigError for an unknown name.
     """
-    chosen = _chosen(only)
-    flags = ["--device", device, "--dtype", dtype, *(["--eager"] if eager else [])]
-    with TemporaryDirectory() as scratch, ThreadPoolExecutor(jobs) as pool:
+    known, only = architectures(), settings.only
+    names = [row.name for row in known]
+    for name in only:
+        if name not in names:
+            raise ConfigError(f"`only` {name}: no such architecture", hint=closest(name, names))
+    chosen = [row for row in known if not only or row.name in only]
+    with TemporaryDirectory() as scratch, ThreadPoolExecutor(settings.jobs) as pool:
         # One after another: torch's generator belongs to all threads.
         models = [write(row, Path(scratch) / row.name) for row in chosen]
-        found = list(pool.map(partial(_check, flags=flags), chosen, models))
-    facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
-    settings = {"device": device, "dtype": dtype, "eager": eager}
-    document = {
-        "schema": 1,
-        "provenance": facts | settings,
-        "found": [asdict(row) for row in found],
-    }
-    page = render(found, facts | settings)
-    save(output / "architectures", document, page)
-    print(page)
-    return all(
-        _is_as_tabled(row, verdict, device) for row, verdict in zip(chosen, found, strict=True)
-    )
+        checking = partial(_check, settings=settings)
+        found = list(pool.map(checking, [row.name for row in chosen], models))
+    facts = provenance.facts(*provenance.ENGINE, device=settings.device, commit=settings.commit)
+    facts |= settings.model_dump(include={"device", "dtype", "eager"})
+    document = {"schema": 1, "provenance": facts, "found": [asdict(row) for row in found]}
+    shown = render(found, facts)
+    save(settings.output / "architectures", document, shown)
+    pairs = zip(found, chosen, strict=True)
+    good = all(one.is_as_tabled(row, settings.device) for one, row in pairs)
+    return Outcome(shown, 0 if good else 1)
 
 
 def render(found: Sequence[ArchitectureVerdict], facts: Mapping[str, Any]) -> str:
@@ -336,21 +302,15 @@ def render(found: Sequence[ArchitectureVerdict], facts: Mapping[str, Any]) -> st
         [(row.name, row.verdict, row.line.replace("|", "/")) for row in found],
     )
     made = ", ".join(f"{name} {value}" for name, value in facts.items())
-    return f"# Architectures against the oracle\n\n{lines}\n\n{made}\n"
+    return page("Architectures against the oracle", lines, made)
 
 
-def _chosen(only: Sequence[str]) -> list[Architecture]:
-    names = [row.name for row in architectures()]
-    for name in only:
-        if name not in names:
-            raise ConfigError(f"`only` {name}: no such architecture", hint=closest(name, names))
-    return [row for row in architectures() if not only or row.name in only]
-
-
-def _check(row: Architecture, model: Path, *, flags: Sequence[str]) -> ArchitectureVerdict:
+def _check(name: str, model: Path, *, settings: Architectures) -> ArchitectureVerdict:
+    flags = ["--device", settings.device, "--dtype", settings.dtype]
+    flags += ["--eager"] if settings.eager else []
     command = [sys.executable, "-m", "picbench", "measure", "oracle", "--model", str(model), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = judge(row.name, done.returncode, done.stdout, done.stderr)
+    found = judge(name, done.returncode, done.stdout, done.stderr)
     print(f"{found.verdict:8} {found.name:14} {found.line}", flush=True)
     if found.verdict == "failed":
         print(done.stderr[-_TAIL:], flush=True)
@@ -368,11 +328,3 @@ def judge(name: str, code: int, stdout: str, stderr: str) -> ArchitectureVerdict
     if not said:
         return ArchitectureVerdict(name, verdict, f"ended with exit code {code}")
     return ArchitectureVerdict(name, verdict, said[0 if verdict == "wrong" else -1])
-
-
-def _is_as_tabled(row: Architecture, found: ArchitectureVerdict, device: str) -> bool:
-    """Whether a verdict is the table's; nothing may be wrong, or fail without a reason."""
-    claimed = row.gpu if device == "cuda" else row.cpu
-    if claimed == "refused":
-        return found.verdict == "refused" and row.why in found.line
-    return found.verdict == "checked" or (claimed == "not checked" and found.verdict == "refused")

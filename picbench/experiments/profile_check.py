@@ -13,6 +13,7 @@ from math import inf, log
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
+from typing import NamedTuple
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -23,13 +24,13 @@ from picbench.experiments.grid import (
     ARMS,
     DATA,
     IDS,
+    CellWork,
     GridEngines,
     GridSettings,
     SampleBatch,
     draw_traffic,
     engine_config,
     grid_facts,
-    make_work,
     plan_grid,
     read_grids,
     refuse_other_engines,
@@ -47,6 +48,7 @@ from picbench.experiments.runner import (
     Say,
     TimeBudget,
     run,
+    say,
     share,
 )
 from picbench.files import locked, write_json, write_whole
@@ -403,12 +405,11 @@ def _slowness(found: Sequence[CheckedFigure]) -> Iterator[str]:
             yield f"{trace}, {figure}: {median(slow):.2f} ({min(slow):.2f} - {max(slow):.2f})"
 
 
-@dataclass(frozen=True, slots=True)
-class GridControl:
+class GridControl(NamedTuple):
     """A point of the grid, with its traffic from an empty cache."""
 
     point: GridPoint
-    samples: tuple[Sample, ...]
+    samples: Sequence[Sample]
 
 
 class GridControls:
@@ -416,6 +417,8 @@ class GridControls:
 
     def __init__(self, grid: MeasuredGrid, settings: GridSettings) -> None:
         self._settings = settings
+        parse = Registry().parse
+        self._links = {arm: links_chunks(parse(arm)) for arm in grid.arms}
         self._cells = grid.points()
         self._traffic = {traffic.point: traffic for traffic in reversed(plan_grid(settings))}
 
@@ -438,16 +441,15 @@ class GridControls:
         if not planned:
             raise ConfigError(f"the grid has no cells of {load} requests", hint="measure it again")
         nearest = min(planned, key=planned.__getitem__)
-        return GridControl(nearest.point, draw_traffic(nearest, self._settings).cold)
+        return GridControl(nearest.point, draw_traffic(nearest, self._settings).cold.samples)
 
     def _size(self, point: GridPoint, links: bool) -> tuple[float, float, float] | None:
         """What the arms of a kind computed at a point, in the mean."""
-        parse = Registry().parse
         cells = [
             cell
             for measured in self._cells.get(point, ())
             for arm, cell in measured.arms.items()
-            if links_chunks(parse(arm)) is links
+            if self._links[arm] is links
         ]
         if not cells:
             return None
@@ -459,8 +461,7 @@ def _distance(size: Sequence[float], wanted: Sequence[float]) -> float:
     return sum(abs(log(one / other)) for one, other in zip(size, wanted, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class MachineSlowness:
+class MachineSlowness(NamedTuple):
     """How many times as long a machine takes as the grid says: first tokens, bursts."""
 
     ttft: float
@@ -474,12 +475,12 @@ def slowness_by_kind(
 
     `served` are two controls of each arm: alone, and in a burst. The median over arms of a kind.
     """
-    registry, found = Registry(), dict[bool, list[tuple[float, float]]]()
+    registry, found = Registry(), dict[bool, list[MachineSlowness]]()
     for arm, (alone, burst) in served.items():
         ttft = predictor.predict_cell(arm, *alone).ttft_s
         rate = predictor.predict_cell(arm, *burst).requests_s
         if ttft and rate:
-            one = alone[1].ttft_s / ttft, rate / burst[1].requests_s
+            one = MachineSlowness(alone[1].ttft_s / ttft, rate / burst[1].requests_s)
             found.setdefault(links_chunks(registry.parse(arm)), []).append(one)
     return {
         links: MachineSlowness(*map(median, zip(*each, strict=True)))
@@ -559,7 +560,7 @@ def _no_texts() -> Encode:
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatCell(Cell):
+class ServedRepeat(Cell):
     """A repeat of all traces as a cell of the runner; its rank is its number, from 0."""
 
     traces: Sequence[CheckedTrace] = field(kw_only=True)
@@ -584,7 +585,7 @@ class RepeatCell(Cell):
             for each in (control.samples, trace.samples):
                 alone = [replace(sample, max_tokens=1) for sample in each]
                 batch = SampleBatch(alone if at_once == 1 else each)
-                cells += self.serving.serve(engines, make_work(arm, [batch], at_once, stock=stock))
+                cells += self.serving.serve(engines, CellWork(arm, [batch], at_once, stock))
         one, other = (control.point for control in trace.controls[arm])
         return CheckedServing(cells[1], cells[3], ((one, cells[0]), (other, cells[2])))
 
@@ -647,7 +648,7 @@ def check_profile(
         traces = list(_read_traces(settings, grid, predictor.grid))
     running = predictor.grid.facts.running
     cells = [
-        RepeatCell(_name(number), rank=number, traces=traces, running=running, serving=serving)
+        ServedRepeat(_name(number), rank=number, traces=traces, running=running, serving=serving)
         for number in range(settings.repeats)
     ]
     engines = serving.configs(engine_config(settings, grid))
@@ -686,7 +687,7 @@ def write_figures(
     write_json(output / "profile.json", document)
 
 
-def measure(settings: ProfileCheck, say: Say, launcher: Launcher | None = None) -> Outcome:
+def measure(settings: ProfileCheck, launcher: Launcher | None = None, say: Say = say) -> Outcome:
     """Measure what is left, and write the page. Raises ConfigError as `check_profile` does."""
     measured = choose_grid(settings.grid)
     if measured is None:

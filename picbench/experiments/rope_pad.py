@@ -205,19 +205,11 @@ def _rows(count: int) -> Iterator[ScoredPrompt]:
 def ablation_facts(settings: RopePadAblation, config: EngineConfig) -> dict[str, Any]:
     """What was measured, and on what; of the machine also how busy it is."""
     named = (*provenance.ENGINE, "cores", "load")
-    asked = {
-        "model": facts_of(settings)["model"],
-        "device": settings.device,
-        "dtype": settings.dtype,
-        "chunks": settings.chunks,
-        "repeats": settings.repeats,
-        "rows": settings.rows,
-        "eager": settings.eager,
-    }
+    asked = settings.model_dump(exclude={"output", "commit"})
     # Bytes of a KV block in all layers; 0 if the model's configuration does not tell.
     footprint = GpuFootprint.of(config, read_model_config(config.model))
     return provenance.facts(*named, device=settings.device, commit=settings.commit) | {
-        "settings": asked,
+        "settings": asked | {"model": facts_of(settings)["model"]},
         "block_bytes": footprint.block if footprint else 0,
         "chunk": CHUNK,
         "question": QUESTION,

@@ -217,7 +217,7 @@ class CellRecord(Protocol):
         """Engines are up after this many seconds. Raises IncomparableRuns for other ones."""
 
     def note(self, cell: Cell, number: int, figures: Mapping[str, Any], seconds: float) -> None:
-        """Keep a round, the figures of which are what its cell served."""
+        """Keep a round, and in it what its cell served."""
 
     def fail(self, cell: Cell, error: PicBenchError) -> None:
         """Keep, or raise, the error of a cell, which is not tried again before the next call."""
@@ -378,8 +378,9 @@ def add_figures(
 ) -> None:
     """Append the figures of a round to those of the rounds before it."""
     for arm, values in new.items():
+        own = known.setdefault(arm, {})
         for name, value in values.items():
-            known.setdefault(arm, {}).setdefault(name, []).append(value)
+            own.setdefault(name, []).append(value)
 
 
 @dataclass(frozen=True, slots=True)

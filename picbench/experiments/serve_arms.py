@@ -1,14 +1,16 @@
-"""Serve the rows of data sets by all algorithms in one engine, and keep score row by row.
+"""The rows of data sets served by all algorithms in one engine, and score row by row.
 
 Rows are served some at a time, each by every arm, in one batch in random order. After each of these
-windows the part of the case is written, so that a measurement which was stopped goes on there.
+windows the part of the case is written, so that the next call resumes a measurement that was
+stopped. Two checks serve the same rows: each request alone in an empty engine, and all rows of an
+arm, whose mean scores the testbed's card knows.
 """
 
 import json
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import cycle, islice, product
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle, product
+from operator import methodcaller
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -17,106 +19,201 @@ from typing import Any
 from picbench.engines.algorithms import Registry
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.request import FAILED, Request, Result
-from picbench.errors import ConfigError, InvalidRun
-from picbench.experiments.arm_scores import DROP_DATASETS, Case, ScoredPart, arms_of, planned_links
-from picbench.experiments.page import save
+from picbench.engines.request import FAILED, Result
+from picbench.errors import ConfigError, InvalidRun, PicBenchError
+from picbench.experiments.arm_scores import (
+    DROP_DATASETS,
+    Case,
+    ScoredPart,
+    arms_of,
+    planned_links,
+    ran,
+)
+from picbench.experiments.measurements import Accuracy, Outcome, ServeAlone, ServeScores
+from picbench.experiments.page import page, save
+from picbench.experiments.runner import (
+    UNFINISHED,
+    Cell,
+    Described,
+    Engines,
+    ExperimentPlan,
+    Launcher,
+    TimeBudget,
+    run,
+)
 from picbench.run.job import blocks
 from picbench.run.schedule import to_request
 from picbench.run.workload import Workload, load_workload
 from picbench.settings import parse_config
 from picbench.store import provenance
-from picbench.tables import table as markdown
+from picbench.tables.table import table
 from picbench.workloads.testbed import DATASETS, model_path
 
 #: Rows that are served together. With more, chunk KV is evicted before its last request.
 WINDOW = 10
 
 
-@dataclass(frozen=True, slots=True)
-class ServeSettings:
-    """What is served, and how.
+class ServeSettings(ServeScores):
+    """What is served, and where rows are, unless they are bundled.
 
-    `rows` counts from the start of a data set, of which the `first` rows are left out.
-    `kv_blocks` is the pool of the engine, `max_requests` how many run at a time. After `seconds`
-    no window is begun. `algo` replaces the arms of the model, but for `full`. With `drop`, lead
-    passages are left out of prompts.
-
-    `name` is what files call the model, where that is not `model`. `data` says where the rows of a
-    data set are, unless they are bundled. Prompts with more than `longest` tokens, their reply
-    included, lose their middle; the engine has positions for twice as many, if the model has them.
+    `name` is what files call the model, where that is not `model`, `data` where the rows of a data
+    set are. Prompts with more than `longest` tokens, their reply included, lose their middle; the
+    engine has positions for twice as many, if the model has them.
     """
 
-    model: str
-    datasets: tuple[str, ...]
-    rows: int = 200
-    first: int = 0
-    drop: bool = False
-    algo: tuple[str, ...] = ()
-    device: str = "cuda"
-    dtype: str = "bfloat16"
-    eager: bool = False
-    kv_blocks: int = 16_384
-    max_requests: int = 64
-    seed: int = 0
-    seconds: float = 0.0
     name: str = ""
-    data: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, str] = {}
     longest: int | None = None
 
     @property
     def cases(self) -> list[Case]:
-        """The cases that are measured."""
-        wanted = [d for d in self.datasets if not self.drop or d in DROP_DATASETS]
-        name = self.name or self.model
-        return [Case(name, dataset, self.drop, self.first) for dataset in wanted]
-
-    def reading(self, dataset: str) -> dict[str, Any]:
-        """Settings of a run that say how the rows of a data set are read."""
-        found: dict[str, Any] = {"model": self.model, "context": self.longest}
-        return found | ({"data": self.data[dataset]} if dataset in self.data else {})
+        """The cases that are measured: rows from the start of a data set but for the first."""
+        wanted = [d for d in self.dataset or DATASETS if not self.drop or d in DROP_DATASETS]
+        return [Case(self.name or self.model, d, self.drop, self.first) for d in wanted]
 
     @property
     def arms(self) -> tuple[str, ...]:
         """The canonical specs of all arms."""
         return arms_of(self.model, drop=self.drop, only=self.algo)
 
+    def load(self, case: Case) -> Workload:
+        """The rows of a case. Raises what `load_case` does."""
+        reading: dict[str, Any] = {"model": self.model, "context": self.longest}
+        reading |= {"data": self.data[case.dataset]} if case.dataset in self.data else {}
+        return load_case(case, self.arms, self.rows, reading)
 
-def measure(settings: ServeSettings, commit: str | None, output: Path) -> bool:
-    """Measure what is missing in the parts in `output`; whether all of them are complete.
+
+def engine_config(
+    settings: ServeScores | ServeAlone, workload: Workload, longest: int | None = None
+) -> EngineConfig:
+    """An engine for all arms: pads and documents may take as many positions as the model has."""
+    positions = workload.model.context
+    if longest is not None:
+        positions = min(positions or 2 * longest, 2 * longest)
+    chosen = {"device", "dtype", "eager", "kv_blocks", "max_requests"}
+    return EngineConfig(
+        model=str(workload.model.path),
+        context=positions,
+        tiers="",
+        **settings.model_dump(include=chosen),
+    )
+
+
+def _facts(settings: ServeScores | ServeAlone | Accuracy) -> dict[str, Any]:
+    found = provenance.facts(*provenance.ENGINE, device=settings.device, commit=settings.commit)
+    chosen = {"dtype", "eager", "seed", "longest"}
+    return found | settings.model_dump(include=chosen, exclude_none=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseCell(Cell):
+    """A case, a window of which is served in a round and added to its `part`."""
+
+    part: ScoredPart
+    load: Workload
+    seed: int
+
+    def warm_up(self, engines: Engines) -> None:
+        """Leave nothing of other cases in the cache."""
+        for engine in engines.values():
+            engine.call(methodcaller("reset"))
+
+    def serve(self, engines: Engines, number: int) -> Mapping[str, Mapping[str, Any]]:
+        """Serve the next rows. Raises InvalidRun for a request that fails."""
+        [engine] = engines.values()
+        part, samples = self.part, self.load.samples
+        window = range(part.rows, min(part.rows + WINDOW, part.wanted))
+        jobs = list(product(window, part.arms))
+        Random(f"{self.seed} {self.name} {window.start}").shuffle(jobs)
+        requests = [to_request(samples[row], arm) for row, arm in jobs]
+        results = engine.call(methodcaller("generate", requests))
+        self._add(window, dict(zip(jobs, results, strict=True)))
+        return {}
+
+    def _add(self, window: range, results: Mapping[tuple[int, str], Result]) -> None:
+        registry, part = Registry(), self.part
+        for row, (arm, rows) in product(window, part.arms.items()):
+            sample, result = self.load.samples[row], results[row, arm]
+            links = planned_links(sample, registry.parse(arm))
+            what = f"{arm} on row {row} of {self.name}"
+            check_served(result, what)
+            if result.counts.linked > links:
+                raise InvalidRun(f"{what} linked {result.counts.linked} tokens, its plan {links}")
+            score = self.load.grader.score(result.text, sample.answers) or 0.0
+            rows.score.append(round(score, 4))
+            rows.linked.append(links)
+            rows.computed.append(result.counts.prompt - (result.counts.reused or 0))
+        for sample in (self.load.samples[row] for row in window):
+            part.prompt.append(sample.prompt_tokens)
+            part.chunk.append(sum(len(chunk.tokens) for chunk in sample.chunks))
+
+
+@dataclass(slots=True)
+class PartsRecord:
+    """The parts of cases, each a file in `folder`; any engine may resume them."""
+
+    folder: Path
+    parts: Mapping[str, ScoredPart]
+    seconds: dict[str, list[float]]
+    start: float | None = None
+
+    def begin(self, engines: Engines, described: Described, seconds: float) -> None:
+        """See `CellRecord`."""
+
+    def note(self, cell: Cell, number: int, figures: Mapping[str, Any], seconds: float) -> None:
+        """Write the part of the case."""
+        self.seconds[cell.name].append(seconds)
+        self.parts[cell.name].write(self.folder)
+
+    def fail(self, cell: Cell, error: PicBenchError) -> None:
+        """The first error ends the call."""
+        raise error
+
+
+def serve(settings: ServeScores) -> Outcome:
+    """Measure bundled rows; see `measure`."""
+    return measure(ServeSettings(**dict(settings)))
+
+
+def measure(settings: ServeSettings, launcher: Launcher | None = None) -> Outcome:
+    """Measure what is missing in the parts in the output folder; exit code 4 if rows are left.
 
     Raises ConfigError for parts of other settings, InvalidRun for a request that fails.
     """
-    facts = provenance.facts(*provenance.ENGINE, device=settings.device, commit=commit)
-    facts |= {"dtype": settings.dtype, "eager": settings.eager, "seed": settings.seed}
-    facts |= {} if settings.longest is None else {"longest": settings.longest}
-    workloads = [
-        load_case(case, settings.arms, settings.rows, settings.reading(case.dataset))
-        for case in settings.cases
-    ]
-    pairs = zip(settings.cases, workloads, strict=True)
-    begun = [(_begun(case, load, settings, facts, output), load) for case, load in pairs]
-    missing = [(part, load) for part, load in begun if part.rows < part.wanted]
-    if not missing:
-        return True
-    end = time.monotonic() + settings.seconds if settings.seconds else None
-    with Engine(engine_config(settings, workloads[0])) as engine:
-        engine.warm_up()
-        for part, load in missing:
-            while part.rows < part.wanted and (end is None or time.monotonic() < end):
-                _serve_window(engine, part, load, settings.seed)
-                part.write(output)
-                print(f"{part.case.name}: {part.rows} of {part.wanted} rows", flush=True)
-            engine.reset()
-    return all(part.rows == part.wanted for part, _ in missing)
+    loads = {case: settings.load(case) for case in settings.cases}
+    if not loads:
+        return Outcome("")
+    facts = _facts(settings)
+    cells, windows = [], {}
+    for rank, (case, load) in enumerate(loads.items()):
+        part = _begun(case, load, settings, facts)
+        windows[case.name] = [0.0] * -(-part.rows // WINDOW)
+        wanted = -(-part.wanted // WINDOW)
+        cells.append(
+            CaseCell(case.name, rank=rank, most=wanted, part=part, load=load, seed=settings.seed)
+        )
+    first = next(iter(loads.values()))
+    rounds = max(cell.most or 0 for cell in cells)
+    plan = ExperimentPlan(
+        name="algorithms",
+        facts={},
+        engines={"picbench": engine_config(settings, first, settings.longest)},
+        cells=cells,
+        rounds=rounds,
+        few=rounds,
+    )
+    record = PartsRecord(settings.output, {cell.name: cell.part for cell in cells}, windows)
+    run(plan, record, print, TimeBudget(settings.seconds), launcher)
+    return Outcome("", 0 if plan.done(record) else UNFINISHED)
 
 
 def load_case(
     case: Case, arms: Sequence[str], rows: int, reading: Mapping[str, Any] | None = None
 ) -> Workload:
-    """The first `rows` rows of a case; chunks have their documents. `reading`: see `ServeSettings`.
+    """The first `rows` rows of a case; chunks have their documents.
 
-    Raises ConfigError if all of them are left out.
+    `reading` are settings of a run that say how rows are read. Raises ConfigError if all of them
+    are left out.
     """
     settings: dict[str, Any] = {"drop": "lead"} if case.drop else {}
     settings |= {"algo": tuple(arms), "dataset": case.dataset, "model": case.model, "limit": rows}
@@ -126,76 +223,22 @@ def load_case(
     return replace(found, samples=found.samples[case.first :])
 
 
-def engine_config(settings: ServeSettings, workload: Workload) -> EngineConfig:
-    """An engine for all arms: pads and documents may take as many positions as the model has."""
-    positions = workload.model.context
-    if settings.longest is not None:
-        positions = min(positions or 2 * settings.longest, 2 * settings.longest)
-    return EngineConfig(
-        model=str(workload.model.path),
-        device=settings.device,
-        dtype=settings.dtype,
-        eager=settings.eager,
-        context=positions,
-        kv_blocks=settings.kv_blocks,
-        max_requests=settings.max_requests,
-        tiers="",
-    )
-
-
 def _begun(
-    case: Case, load: Workload, settings: ServeSettings, facts: Mapping[str, Any], output: Path
+    case: Case, load: Workload, settings: ServeSettings, facts: Mapping[str, Any]
 ) -> ScoredPart:
-    """The part as it was left, or a new one."""
-    new = ScoredPart.begin(case, len(load.samples), {**facts, **_rows_of(load)}, settings.arms)
-    path = output / f"{case.name}.json"
+    """The part as it was left, or a new one; its facts say which rows these are."""
+    if not load.synthetic:
+        origin = load.origin
+        where = f"{origin.repository}@{origin.revision[:12]}" if origin else "files"
+        cut = sum(sample.truncated for sample in load.samples)
+        facts = {**facts, "rows": where, "chat": load.chat, "cut": cut}
+    new = ScoredPart.begin(case, len(load.samples), facts, settings.arms)
+    path = settings.output / f"{case.name}.json"
     if not path.exists():
         return new
     found = ScoredPart.read(path)
     found.check_continues(new)
     return found
-
-
-def _rows_of(load: Workload) -> dict[str, Any]:
-    """Facts about rows that are not bundled."""
-    if load.synthetic:
-        return {}
-    origin = load.origin
-    where = f"{origin.repository}@{origin.revision[:12]}" if origin else "files"
-    return {"rows": where, "chat": load.chat, "cut": sum(s.truncated for s in load.samples)}
-
-
-def _serve_window(engine: Engine, part: ScoredPart, load: Workload, seed: int) -> None:
-    """Add the next rows to a part."""
-    window = range(part.rows, min(part.rows + WINDOW, part.wanted))
-    jobs = list(product(window, part.arms))
-    Random(f"{seed} {part.case.name} {window.start}").shuffle(jobs)
-    results = engine.generate([to_request(load.samples[row], arm) for row, arm in jobs])
-    _keep(part, load, window, dict(zip(jobs, results, strict=True)))
-
-
-def _keep(
-    part: ScoredPart,
-    load: Workload,
-    window: range,
-    results: Mapping[tuple[int, str], Result],
-) -> None:
-    registry = Registry()
-    for row in window:
-        sample = load.samples[row]
-        for arm, rows in part.arms.items():
-            result = results[row, arm]
-            links = planned_links(sample, registry.parse(arm))
-            what = f"{arm} on row {row} of {part.case.name}"
-            check_served(result, what)
-            if result.counts.linked > links:
-                raise InvalidRun(f"{what} linked {result.counts.linked} tokens, its plan {links}")
-            score = load.grader.score(result.text, sample.answers) or 0.0
-            rows.score.append(round(score, 4))
-            rows.linked.append(links)
-            rows.computed.append(result.counts.prompt - (result.counts.reused or 0))
-        part.prompt.append(sample.prompt_tokens)
-        part.chunk.append(sum(len(chunk.tokens) for chunk in sample.chunks))
 
 
 def check_served(result: Result, what: str) -> None:
@@ -219,37 +262,46 @@ class Differing:
     gap: float
 
 
-def measure_alone(
-    settings: ServeSettings, requests: int, commit: str | None, output: Path
-) -> list[Differing]:
+def measure_alone(settings: ServeAlone) -> Outcome:
     """Serve requests of all arms and data sets at once, then each in an empty engine.
 
-    Writes ``alone-DTYPE.json`` and ``.md``. Raises InvalidRun if any differs in float32.
+    Arms and data sets take turns; the order is random. Writes ``alone-DTYPE.json`` and ``.md``.
+    Raises InvalidRun if any differs in float32.
     """
-    named, workload = _draw(settings, requests)
-    with Engine(engine_config(settings, workload)) as engine:
+    count, model, datasets = settings.requests, settings.model, settings.dataset or DATASETS
+    arms, rows = arms_of(model, only=settings.algo), -(-count // len(datasets))
+    loads = {dataset: load_case(Case(model, dataset), arms, rows) for dataset in datasets}
+    named = [
+        (
+            dataset,
+            row,
+            arm,
+            to_request(loads[dataset].samples[row % len(loads[dataset].samples)], arm),
+        )
+        for (row, dataset), arm in zip(product(range(rows), loads), cycle(arms), strict=False)
+    ][:count]
+    Random(settings.seed).shuffle(named)
+    with Engine(engine_config(settings, next(iter(loads.values())))) as engine:
         engine.warm_up()
         together = engine.generate([request for *_, request in named], logprobs=2)
-        alone = [_alone(engine, request) for *_, request in named]
-    for (dataset, row, arm, _), *results in zip(named, alone, together, strict=True):
-        for result in results:
+        alone = []
+        for *_, request in named:
+            engine.reset()
+            alone += engine.generate([request], logprobs=2)
+    found = []
+    for (dataset, row, arm, _), one, other in zip(named, alone, together, strict=True):
+        for result in (one, other):
             check_served(result, f"{arm} on row {row} of {dataset}")
-    found = [
-        Differing(dataset, row, arm, *first_difference(one, other))
-        for (dataset, row, arm, _), one, other in zip(named, alone, together, strict=True)
-        if one.tokens != other.tokens
-    ]
-    facts = provenance.facts(*provenance.ENGINE, device=settings.device, commit=commit)
-    facts |= {"dtype": settings.dtype, "eager": settings.eager, "seed": settings.seed}
-    facts |= {
-        "arms": len(settings.arms),
-        "datasets": len(settings.cases),
-        "tokens": sum(len(r.tokens) for r in together),
-    }
-    write(found, requests, facts, output)
+        if one.tokens != other.tokens:
+            found.append(Differing(dataset, row, arm, *first_difference(one, other)))
+    facts = _facts(settings) | {"arms": len(arms), "datasets": len(loads)}
+    facts |= {"tokens": sum(len(result.tokens) for result in together)}
+    document = {"schema": 1, "provenance": facts, "requests": count}
+    document |= {"differing": [asdict(differing) for differing in found]}
+    save(settings.output / f"alone-{settings.dtype}", document, render(found, count, facts))
     if found and settings.dtype == "float32":
-        raise InvalidRun(f"{len(found)} of {requests} requests differ from those alone")
-    return found
+        raise InvalidRun(f"{len(found)} of {count} requests differ from those alone")
+    return Outcome()
 
 
 def first_difference(alone: Result, together: Result) -> tuple[int, float]:
@@ -263,67 +315,18 @@ def first_difference(alone: Result, together: Result) -> tuple[int, float]:
     return at, best - second
 
 
-def write(
-    found: Sequence[Differing], requests: int, facts: Mapping[str, Any], output: Path
-) -> None:
-    """Write the files of the measurement."""
-    document = {
-        "schema": 1,
-        "provenance": facts,
-        "requests": requests,
-        "differing": [asdict(differing) for differing in found],
-    }
-    save(output / f"alone-{facts['dtype']}", document, render(found, requests, facts))
-
-
 def render(found: Sequence[Differing], requests: int, facts: Mapping[str, Any]) -> str:
-    """The page, in Markdown."""
+    """The page of requests alone, in Markdown."""
     rows = [(d.dataset, str(d.row), f"`{d.arm}`", str(d.token), f"{d.gap:.1e}") for d in found]
     head = ("data set", "row", "arm", "first other token", "gap of the best two")
-    table = ["", markdown.table(head, rows, right=3), ""] if rows else []
-    return "\n".join(
-        [
-            "# A batch of all algorithms against each request alone",
-            "",
-            f"Testbed model, {facts['dtype']}{', eager' if facts['eager'] else ''}; "
-            f"{facts['gpu']}, driver {facts['driver']}, vLLM {facts['vllm']}, torch "
-            f"{facts['torch']}, commit {facts['commit']}. {requests} requests of {facts['arms']} "
-            f"arms and {facts['datasets']} data sets in one batch, in random order; then each in "
-            "an engine that holds nothing. Greedy replies to their end.",
-            "",
-            f"{len(found)} of {requests} requests have other tokens ({facts['tokens']:,} in all).",
-            *table,
-            "",
-        ]
+    return page(
+        "A batch of all algorithms against each request alone",
+        f"Testbed model, {ran(facts)} {requests} requests of {facts['arms']} arms and "
+        f"{facts['datasets']} data sets in one batch, in random order; then each in an engine that "
+        "holds nothing. Greedy replies to their end.",
+        f"{len(found)} of {requests} requests have other tokens ({facts['tokens']:,} in all).",
+        table(head, rows, right=3) if rows else "",
     )
-
-
-def _draw(
-    settings: ServeSettings, requests: int
-) -> tuple[list[tuple[str, int, str, Request]], Any]:
-    """(data set, row, arm, request): arms and data sets in turn, in random order."""
-    arms, cases = settings.arms, settings.cases
-    rows = -(-requests // len(cases))
-    loads = {case.dataset: load_case(case, arms, rows) for case in cases}
-    samples = [
-        (dataset, row, load.samples[row % len(load.samples)])
-        for row in range(rows)
-        for dataset, load in loads.items()
-    ]
-    named = [
-        (dataset, row, arm, to_request(sample, arm))
-        for (dataset, row, sample), arm in zip(
-            islice(samples, requests), islice(cycle(arms), requests), strict=True
-        )
-    ]
-    Random(settings.seed).shuffle(named)
-    return named, next(iter(loads.values()))
-
-
-def _alone(engine: Engine, request: Request) -> Result:
-    engine.reset()
-    [result] = engine.generate([request], logprobs=2)
-    return result
 
 
 #: An algorithm of the engine and the name that the card has for it.
@@ -353,97 +356,58 @@ class Score:
         return self.engine - self.card
 
 
-def measure_accuracy(
-    device: str, dtype: str, rows: int, eager: bool, commit: str | None, output: Path
-) -> None:
-    """Run all rows through all arms, write a page; InvalidRun where scores are apart."""
-    workloads = [_workload(name, rows) for name in DATASETS]
-    with Engine(_config(workloads, device, dtype, eager)) as engine:
+def measure_accuracy(settings: Accuracy) -> Outcome:
+    """Run all rows through all arms; InvalidRun where scores are further apart than noise.
+
+    Writes ``accuracy-DTYPE.json`` and ``.md``.
+    """
+    loads = [load_case(Case("testbed", name), tuple(ARMS), settings.rows) for name in DATASETS]
+    samples = [sample for load in loads for sample in load.samples]
+    longest = max(sample.prompt_tokens + sample.max_tokens for sample in samples)
+    config = EngineConfig(
+        model=str(model_path()),
+        device=settings.device,
+        dtype=settings.dtype,
+        eager=settings.eager,
+        context=longest,
+        kv_blocks=blocks(longest) * 200,
+        max_requests=64,
+    )
+    card = json.loads((Path(model_path()) / "scores.json").read_bytes())["base"]["arms"]
+    scores = []
+    with Engine(config) as engine:
         engine.warm_up()
-        about = engine.describe()
-        scores = [score for workload in workloads for score in _scores(engine, workload)]
-    facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
-    facts |= {"dtype": about["dtype"], "eager": eager}
-    write_accuracy(scores, facts, output)
-    check(scores)
-
-
-def check(scores: Sequence[Score]) -> None:
-    """Raise InvalidRun where scores over all of the card's rows are further apart than noise."""
+        facts = _facts(settings) | {"dtype": engine.describe()["dtype"]}
+        for load, (arm, name) in product(loads, ARMS.items()):
+            results = engine.generate([to_request(sample, arm) for sample in load.samples])
+            mean = fmean(
+                load.grader.score(result.text, sample.answers) or 0.0
+                for sample, result in zip(load.samples, results, strict=True)
+            )
+            scores.append(Score(load.dataset, arm, len(results), mean, card[name][load.dataset]))
+            print(f"{load.dataset:12} {arm:10} {mean:.3f} / {scores[-1].card:.3f}", flush=True)
+    rows = [asdict(score) | {"difference": score.difference} for score in scores]
+    document = {"schema": 1, "provenance": facts, "rows": "synthetic", "results": rows}
+    made = render_accuracy(scores, facts)
+    save(settings.output / f"accuracy-{facts['dtype']}", document, made)
     if apart := [s for s in scores if s.rows == ROWS and abs(s.difference) > TOLERANCE]:
         names = ", ".join(f"{s.arm} on {s.dataset}: {s.difference:+.3f}" for s in apart)
         raise InvalidRun(f"the engine's scores and the card's differ: {names}")
-
-
-def write_accuracy(scores: Sequence[Score], facts: Mapping[str, Any], output: Path) -> None:
-    """Write ``accuracy-DTYPE.json`` and ``.md``."""
-    results = [asdict(score) | {"difference": score.difference} for score in scores]
-    document = {"schema": 1, "provenance": facts, "rows": "synthetic", "results": results}
-    save(output / f"accuracy-{facts['dtype']}", document, render_accuracy(scores, facts))
+    return Outcome()
 
 
 def render_accuracy(scores: Sequence[Score], facts: Mapping[str, Any]) -> str:
     """The page, in Markdown."""
     found = {(score.arm, score.dataset): score for score in scores}
     datasets = list(dict.fromkeys(score.dataset for score in scores))
-    rows = [
-        [arm, *(_cell(found[arm, dataset]) for dataset in datasets)]
-        for arm in dict.fromkeys(score.arm for score in scores)
-    ]
-    worst = max(abs(score.difference) for score in scores)
-    return "\n".join(
-        [
-            "# The engine's accuracy against the model card's",
-            "",
-            f"Testbed model, {scores[0].rows} synthetic rows of each set, greedy, {facts['dtype']}"
-            f"{', eager' if facts['eager'] else ''}; {facts['gpu']}, driver {facts['driver']}, "
-            f"vLLM {facts['vllm']}, torch {facts['torch']}, commit {facts['commit']}. Mean scores "
-            "(word F1; rouge-l of samsum and multi_news): picbench's engine / torch in bfloat16 "
-            "without any engine. One fixed set of rows, decoded once: no spread to report.",
-            "",
-            markdown.table(["arm", *datasets], rows),
-            "",
-            f"Largest difference: {worst:.3f}.",
-            "",
-        ]
+    cells = {key: f"{score.engine:.3f} / {score.card:.3f}" for key, score in found.items()}
+    arms = dict.fromkeys(score.arm for score in scores)
+    rows = [[arm, *(cells[arm, dataset] for dataset in datasets)] for arm in arms]
+    return page(
+        "The engine's accuracy against the model card's",
+        f"Testbed model, {scores[0].rows} synthetic rows of each set, greedy, {ran(facts)} Mean "
+        "scores (word F1; rouge-l of samsum and multi_news): picbench's engine / torch in bfloat16 "
+        "without any engine. One fixed set of rows, decoded once: no spread to report.",
+        table(["arm", *datasets], rows),
+        f"Largest difference: {max(abs(score.difference) for score in scores):.3f}.",
     )
-
-
-def _cell(score: Score) -> str:
-    return f"{score.engine:.3f} / {score.card:.3f}"
-
-
-def _workload(dataset: str, rows: int) -> Workload:
-    return load_workload(
-        parse_config({"algo": tuple(ARMS), "dataset": dataset, "limit": rows, "model": "testbed"})
-    )
-
-
-def _config(workloads: Sequence[Workload], device: str, dtype: str, eager: bool) -> EngineConfig:
-    samples = [sample for workload in workloads for sample in workload.samples]
-    longest = max(sample.prompt_tokens + sample.max_tokens for sample in samples)
-    return EngineConfig(
-        model=str(model_path()),
-        device=device,
-        dtype=dtype,
-        eager=eager,
-        context=longest,
-        kv_blocks=blocks(longest) * 200,
-        max_requests=64,
-    )
-
-
-def _scores(engine: Engine, workload: Workload) -> list[Score]:
-    card = json.loads((Path(model_path()) / "scores.json").read_bytes())["base"]["arms"]
-    found = []
-    for arm, name in ARMS.items():
-        requests = [to_request(sample, arm) for sample in workload.samples]
-        results = engine.generate(requests)
-        mean = fmean(
-            workload.grader.score(result.text, sample.answers) or 0.0
-            for sample, result in zip(workload.samples, results, strict=True)
-        )
-        known = card[name][workload.dataset]
-        found.append(Score(workload.dataset, arm, len(results), mean, known))
-        print(f"{workload.dataset:12} {arm:10} {mean:.3f} / {known:.3f}", flush=True)
-    return found

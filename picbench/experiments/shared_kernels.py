@@ -1,37 +1,35 @@
-"""Random requests over chunks whose blocks they share."""
+"""Decode that reads shared chunks once, checked and timed beside that of single requests."""
 
 import random
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
 import torch
 from torch import Tensor
 
-from picbench.experiments import shared_kernels as shared_cases
-from picbench.experiments.kernel_cases import (
+from picbench.experiments.kernels import (
+    SHAPE,
     STOCK_SPLITS,
-    TOLERANCE,
-    Scene,
-    Slots,
-    decode_errors,
-    filled,
-    interleave,
+    Attend,
+    Row,
+    check,
+    host_ms,
+    measure_cases,
+    own_batch,
     paired,
-    planned,
-    require_right,
-    rope_table,
+    replayed,
+    run_facts,
+    spreads,
     stock_arm,
 )
-from picbench.experiments.page import Spread, save, update_summary
-from picbench.kernels.cuda.decode.attention import DecodeBatch, read_tiles
-from picbench.kernels.cuda.decode.request_table import RequestTable
+from picbench.experiments.measurements import DecodeShared, Outcome
+from picbench.experiments.page import page, update_summary
+from picbench.experiments.scenes import TOLERANCE, ChunkReads, Scene, draw, rope_table
+from picbench.kernels.cuda.decode.attention import read_tiles
 from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
 from picbench.kernels.cuda.decode.shared.key_cells import CELL_BLOCKS, KeyCell
 from picbench.kernels.cuda.decode.shared.reader_groups import ReaderGroups
@@ -45,97 +43,24 @@ from picbench.kernels.cuda.decode.shared.sharing_costs import (
     shared_ms,
 )
 from picbench.kernels.cuda.prefill import flash
-from picbench.kernels.cuda.visible_blocks import CanonicalBlocks
-from picbench.kernels.paging import BLOCK_SIZE
-from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
-from picbench.store import provenance
-from picbench.tables import table as markdown
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkReads:
-    """A request's chunks, by number, and how many of its tokens follow them.
-
-    The first `linked` tokens of each chunk are recomputed; chunks were compiled after `anchor`.
-    """
-
-    chunks: tuple[int, ...]
-    text: int
-    linked: int = 0
-    anchor: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SharedScene:
-    """A scene, and the canonical blocks of each request."""
-
-    scene: Scene
-    canonical: tuple[CanonicalBlocks, ...]
-
-    def put(self, table: SharedRequestTable, rows: Sequence[int]) -> None:
-        """Write the requests to these rows of the table."""
-        for row, slots, canonical in zip(rows, self.scene.requests, self.canonical, strict=True):
-            table.put(row, slots.kpos, slots.rope_shift, canonical)
-
-
-def draw_shared(
-    lengths: Sequence[int],
-    reads: Sequence[ChunkReads],
-    shape: HeadShape,
-    rope: RopeTable,
-    *,
-    device: torch.device | str,
-    seed: int = 0,
-    head_major: bool = False,
-    poison: bool = False,
-    unrotated: bool = False,
-) -> SharedScene:
-    """Requests over chunks of these lengths; blocks are scattered.
-
-    Keys are random, so `unrotated` only says how they have to be read.
-    """
-    generator = torch.Generator(device).manual_seed(seed)
-    requests = [_slots(lengths, read, unrotated=unrotated) for read in reads]
-    shifts = [_slots(lengths, read, unrotated=False).rope_shift for read in reads]
-    chunk_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
-    own = [-(-slots.computed // BLOCK_SIZE) for slots in requests]
-    total = sum(chunk_blocks) + sum(own) + 1
-    order = torch.randperm(total, generator=generator, device=device).int()
-    *parts, _ = torch.split(order, [*chunk_blocks, *own, 1])
-    chunks, private = parts[: len(lengths)], parts[len(lengths) :]
-    table = torch.zeros(
-        len(reads), max(slots.blocks for slots in requests), dtype=torch.int32, device=device
-    )
-    canonical = []
-    for row, read, mine, shift in zip(table, reads, private, shifts, strict=True):
-        found = [_kept(chunks[chunk], lengths[chunk], read.linked) for chunk in read.chunks]
-        shared = torch.cat([*found, mine[:0]])
-        row[: len(shared)] = shared
-        row[len(shared) : len(shared) + len(mine)] = mine
-        slots = len(shared) * BLOCK_SIZE
-        canonical.append(CanonicalBlocks(shared.cpu().numpy(), shift[:slots].numpy()))
-    scene = filled(requests, table, total, shape, rope, generator, head_major, poison)
-    return SharedScene(scene, tuple(canonical))
-
-
-def _slots(lengths: Sequence[int], read: ChunkReads, *, unrotated: bool) -> Slots:
-    return planned(
-        [lengths[chunk] for chunk in read.chunks],
-        linked=read.linked,
-        text=read.text,
-        anchor=read.anchor,
-        unrotated=unrotated,
-    )
-
-
-def _kept(blocks: Tensor, length: int, linked: int) -> Tensor:
-    """A chunk's blocks without those that are linked as a whole."""
-    return blocks[min(linked, length) // BLOCK_SIZE :]
-
+from picbench.tables.table import NOTHING, table
 
 #: Every cell with two readers is shared, whatever it costs.
 FORCED = SharingCosts.always()
+
+#: The kernel of groups launched in other ways than by default, and blocks of its cells.
+LAUNCHES: Mapping[str, tuple[GroupLaunch, int]] = {
+    "shared": (GroupLaunch(), 32),
+    "in turn": (GroupLaunch(overlap=False), 32),
+    "triton": (GroupLaunch(gluon=False), 32),
+    "buffers5": (GroupLaunch(buffers=5), 32),
+    "cells16": (GroupLaunch(), 16),
+}
+
+# Arms whose output is not a whole layer's, and those that know no shifts.
+_PARTS = ("of groups", "of tiles", "of merge")
+_UNCHECKED = (*_PARTS, "fa3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +80,8 @@ class SharedCase:
     @property
     def name(self) -> str:
         """For tables."""
-        draw = "apart" if self.apart else f"of {self.chunks}"
-        return f"{self.requests} x {self.chosen} {draw} x {self.length} + {self.tail}"
+        drawn = "apart" if self.apart else f"of {self.chunks}"
+        return f"{self.requests} x {self.chosen} {drawn} x {self.length} + {self.tail}"
 
     @property
     def sharing(self) -> float:
@@ -177,19 +102,50 @@ class SharedCase:
 
     def scene(
         self, shape: HeadShape, seed: int, device: str, *, unrotated: bool = False, poison: bool
-    ) -> SharedScene:
+    ) -> Scene:
         """Random keys, values and choices."""
-        context = self.chosen * self.length + self.tail
-        return draw_shared(
-            [self.length] * self.chunks,
-            self.reads(seed),
+        lengths = [self.length] * self.chunks
+        return draw(
+            [read.slots(lengths, unrotated=unrotated) for read in self.reads(seed)],
             shape,
-            rope_table(shape.head_size, context + 1, device),
+            rope_table(shape.head_size, self.chosen * self.length + self.tail + 1, device),
             device=device,
             seed=seed,
-            unrotated=unrotated,
+            chunks=lengths,
             poison=poison,
         )
+
+    def measure(self, rounds: int, seed: int) -> Row:
+        """Check all arms but FlashAttention-3, which knows no shifts, then time them on a GPU.
+
+        Raises InvalidRun where an error is too large.
+        """
+        scene = self.scene(SHAPE, seed, "cuda", poison=False)
+        query = scene.queries(self.requests, seed)
+        out = torch.empty_like(query)
+        arms, batch = arms_of(scene, query, out)
+        errors = {
+            name: check(f"shared decode {name} of {SHAPE}", scene, query, out, arm)
+            for name, arm in arms.items()
+            if name not in _UNCHECKED
+        }
+        samples = replayed(arms, rounds, seed)
+        reads = batch.table.groups_of.reads
+        return {
+            "case": self.name,
+            "sharing": self.sharing,
+            "apart": self.apart,
+            "errors": errors,
+            "ms": spreads(samples),
+            "own_over": {name: paired(samples["own"], times) for name, times in samples.items()},
+            "reads": asdict(reads),
+            "read_gb": reads.loaded * block_gb(SHAPE),
+            "tflop": products(reads, SHAPE),
+            "estimate_ms": {
+                "asked": own_ms(reads, SHAPE, SharingCosts()),
+                "shared": shared_ms(reads, SHAPE, SharingCosts()),
+            },
+        }
 
 
 #: By how many requests share a chunk, and one in which none do.
@@ -209,21 +165,11 @@ CASES = (
     SharedCase(64, 20, 100, 512, 400),
 )
 
-#: The kernel of groups launched in other ways than by default.
-LAUNCHES: Mapping[str, tuple[GroupLaunch, int]] = {
-    "shared": (GroupLaunch(), 32),
-    "in turn": (GroupLaunch(overlap=False), 32),
-    "triton": (GroupLaunch(gluon=False), 32),
-    "buffers5": (GroupLaunch(buffers=5), 32),
-    "cells16": (GroupLaunch(), 16),
-}
-
 
 def shared_batch(
-    drawn: SharedScene, launch: GroupLaunch, cells: int, costs: SharingCosts, *, bare: bool = False
+    scene: Scene, launch: GroupLaunch, cells: int, costs: SharingCosts, *, bare: bool = False
 ) -> SharedDecodeBatch:
     """The batch under test, filled."""
-    scene = drawn.scene
     requests, width = scene.table.shape
     table = SharedRequestTable(
         requests,
@@ -234,8 +180,7 @@ def shared_batch(
         costs=costs,
         layout=GroupRows.of(scene.shape.group, cells),
     )
-    rows = range(requests)
-    drawn.put(table, rows)
+    scene.put(table, range(requests))
     batch = SharedDecodeBatch(table, requests, scene.shape, scene.rope, launch=launch)
     for held in (batch.partial, batch.lse, batch.parts, batch.part_lse):
         held.fill_(float("nan"))
@@ -243,66 +188,26 @@ def shared_batch(
     return batch
 
 
-def own_batch(drawn: SharedScene) -> DecodeBatch:
-    """The batch of split-KV decode, which reads a chunk for each request, filled."""
-    scene = drawn.scene
-    requests, width = scene.table.shape
-    table = RequestTable(requests, width + 4, scene.table.device)
-    for row, slots in enumerate(scene.requests):
-        table.put(row, slots.kpos, slots.rope_shift)
-    batch = DecodeBatch(table, requests, scene.shape, scene.rope)
-    batch.fill(scene.table, torch.arange(requests).int().to(scene.table.device), scene.lengths)
-    return batch
-
-
-Arms = dict[str, Callable[[], object]]
-
-
-def arms(drawn: SharedScene, query: Tensor, out: Tensor) -> tuple[Arms, SharedDecodeBatch]:
+def arms_of(
+    scene: Scene, query: Tensor, out: Tensor
+) -> tuple[dict[str, Attend], SharedDecodeBatch]:
     """What is timed: whole layers, and (`of ...`) parts of ours; and our batch by default."""
-    scene = drawn.scene
-    cache, scale = scene.kv_cache, scene.scale
-    found: Arms = {"own": partial(own_batch(drawn).attend, query, cache, scale, out)}
+    given = (query, scene.kv_cache, scene.scale)
+    found: dict[str, Attend] = {"own": partial(own_batch(scene).attend, *given, out)}
     if flash.covers(scene.shape):
-        found["fa3"] = stock_arm(scene, query, out, STOCK_SPLITS)
+        found["fa3"] = stock_arm(scene, query, out, 1, STOCK_SPLITS)
     for name, (launch, cells) in LAUNCHES.items():
-        batch = shared_batch(drawn, launch, cells, FORCED)
-        found[name] = partial(batch.attend, query, cache, scale, out)
-    chosen = shared_batch(drawn, GroupLaunch(), 32, SharingCosts())
-    found["chosen"] = partial(chosen.attend, query, cache, scale, out)
-    batch = shared_batch(drawn, GroupLaunch(), 32, FORCED)
+        found[name] = partial(shared_batch(scene, launch, cells, FORCED).attend, *given, out)
+    chosen = shared_batch(scene, GroupLaunch(), 32, SharingCosts())
+    found["chosen"] = partial(chosen.attend, *given, out)
+    batch = shared_batch(scene, GroupLaunch(), 32, FORCED)
 
     def groups() -> None:
-        batch.read_groups(query, cache, scale)
+        batch.read_groups(*given)
         batch.counter.zero_()
 
-    found["of groups"] = groups
-    found["of tiles"] = partial(read_tiles, query, cache, batch, scale)
-    found["of merge"] = partial(batch.merge, out)
-    return found, batch
-
-
-def check_arms(drawn: SharedScene, query: Tensor, out: Tensor, found: Arms) -> dict[str, float]:
-    """The error of each arm against float64. Raises InvalidRun where one is too large.
-
-    FlashAttention-3 has none: it knows no shifts, and reads the keys as they are.
-    """
-    return {
-        name: check(name, drawn, query, out, arm)
-        for name, arm in found.items()
-        if name != "fa3" and not name.startswith("of ")
-    }
-
-
-def check(
-    name: str, drawn: SharedScene, query: Tensor, out: Tensor, arm: Callable[[], object]
-) -> float:
-    """The largest error of three requests. Raises InvalidRun where it is too large."""
-    scene = drawn.scene
-    out.fill_(float("nan"))
-    arm()
-    errors = decode_errors(scene, query, out)
-    return require_right(f"shared decode {name} of {scene.shape}", errors, scene.shape.dtype)
+    tiles = partial(read_tiles, query, scene.kv_cache, batch, scene.scale)
+    return found | dict(zip(_PARTS, (groups, tiles, partial(batch.merge, out)), strict=True)), batch
 
 
 def checks(device: str, seed: int) -> Iterator[tuple[str, float]]:
@@ -318,77 +223,36 @@ def checks(device: str, seed: int) -> Iterator[tuple[str, float]]:
         for dtype in types:
             for bare in (False, True):
                 shape = HeadShape(*heads, dtype)
-                drawn = case.scene(shape, seed, device, unrotated=bare, poison=True)
-                query = drawn.scene.queries(case.requests, seed)
+                scene = case.scene(shape, seed, device, unrotated=bare, poison=True)
+                query = scene.queries(case.requests, seed)
                 out = torch.empty_like(query)
                 launch = GroupLaunch.of(shape, unrotated=bare)
-                batch = shared_batch(drawn, launch, 8, FORCED, bare=bare)
-                arm = partial(batch.attend, query, drawn.scene.kv_cache, drawn.scene.scale, out)
+                batch = shared_batch(scene, launch, 8, FORCED, bare=bare)
+                arm = partial(batch.attend, query, scene.kv_cache, scene.scale, out)
                 name = f"{heads} {str(dtype)[6:]} {'without' if bare else 'with'} RoPE"
-                yield name, check(name, drawn, query, out, arm)
+                yield name, check(f"shared decode {name} of {shape}", scene, query, out, arm)
 
 
-# Llama-3.1-8B's and Mistral-7B's.
-SHAPE = HeadShape(32, 8, 128, torch.bfloat16)
-
-
-def measure(
-    output: Path, device: str, rounds: int, seed: int, only: Sequence[int], commit: str | None
-) -> str:
-    """Checks, then on a GPU times; the page. `only` some of the cases, by number.
+def measure(settings: DecodeShared) -> Outcome:
+    """Check, then on a GPU time the chosen cases; writes shared-decode.json and .md.
 
     Raises InvalidRun where an output is wrong.
     """
-    errors = dict(shared_cases.checks(device, seed))
+    errors = dict(checks(settings.device, settings.seed))
     worst = "\n".join(f"{name}: {error:.1e}" for name, error in errors.items())
-    if device == "cpu":
-        return f"Relative errors against float64, interpreted:\n{worst}"
+    if settings.device == "cpu":
+        return Outcome(f"Relative errors against float64, interpreted:\n{worst}")
     click.echo(worst, err=True)
-    document: dict[str, Any] = {
-        "schema": 1,
-        "provenance": provenance.facts(*provenance.GPU, device="cuda", commit=commit)
-        | {"rounds": rounds, "seed": seed, "weights": "none: random queries, keys and values"},
-        "checks": errors,
-        "host": grouping_times(),
-        "cases": [],
-    }
-    for number, case in enumerate(shared_cases.CASES):
-        if only and number not in only:
-            continue
-        click.echo(f"{number}: {case.name}", err=True)
-        document["cases"].append(time_case(case, rounds, seed))
-        torch.cuda.empty_cache()
-        save(output / "shared-decode", document, report(document))
-    update_summary(output, {"shared_decode": _figures(document["cases"])})
-    return report(document)
-
-
-def time_case(case: SharedCase, rounds: int, seed: int) -> dict[str, Any]:
-    """Checks and times one case."""
-    drawn = case.scene(SHAPE, seed, "cuda", poison=False)
-    query = drawn.scene.queries(case.requests, seed)
-    out = torch.empty_like(query)
-    arms, batch = shared_cases.arms(drawn, query, out)
-    errors = shared_cases.check_arms(drawn, query, out, arms)
-    samples = interleave(arms, rounds, seed)
-    reads = batch.table.groups_of.reads
-    return {
-        "case": case.name,
-        "sharing": case.sharing,
-        "apart": case.apart,
-        "errors": errors,
-        "ms": {name: asdict(Spread.of(times)) for name, times in samples.items()},
-        "own_over": {
-            name: asdict(paired(samples["own"], times)) for name, times in samples.items()
-        },
-        "reads": asdict(reads),
-        "read_gb": reads.loaded * block_gb(SHAPE),
-        "tflop": products(reads, SHAPE),
-        "estimate_ms": {
-            "asked": own_ms(reads, SHAPE, SharingCosts()),
-            "shared": shared_ms(reads, SHAPE, SharingCosts()),
-        },
-    }
+    document: Row = {"schema": 1, "provenance": run_facts(settings), "checks": errors}
+    document |= {"host": grouping_times(), "cases": []}
+    chosen = (
+        (f"{number}: {case.name}", partial(case.measure, settings.rounds, settings.seed))
+        for number, case in enumerate(CASES)
+        if not settings.case or number in settings.case
+    )
+    measure_cases(settings.output / "shared-decode", document, "cases", chosen, report)
+    update_summary(settings.output, {"shared_decode": summarise(document["cases"])})
+    return Outcome(report(document))
 
 
 def grouping_times(rows: int = 256, chosen: int = 64, chunks: int = 2048) -> dict[str, float]:
@@ -415,9 +279,7 @@ def grouping_times(rows: int = 256, chosen: int = 64, chunks: int = 2048) -> dic
             made.take_changes,
         )
         for spent, step in zip(times.values(), steps, strict=True):
-            began = time.perf_counter()
-            step()
-            spent.append(1e3 * (time.perf_counter() - began))
+            spent += host_ms(step, 1)
     return {name: statistics.median(spent) for name, spent in times.items()}
 
 
@@ -428,19 +290,20 @@ def _cell(chunk: int, shift: int) -> KeyCell:
     return KeyCell(contents.tobytes(), contents, 0, CELL_BLOCKS // 4, shift)
 
 
-def _figures(cases: Sequence[dict[str, Any]]) -> dict[str, float]:
+def summarise(cases: Sequence[Row]) -> dict[str, float]:
+    """Figures of the summary: what is not shared over `own`, and a layer where most is."""
     found = {}
     for row in cases:
         if row["apart"]:
             found["unshared_vs_own"] = 1 / row["own_over"]["chosen"]["median"]
-        elif row["case"] == shared_cases.CASES[0].name:
+        elif row["case"] == CASES[0].name:
             found["layer_ms"] = row["ms"]["shared"]["median"]
             if "fa3" in row["ms"]:
                 found["fa3_ms"] = row["ms"]["fa3"]["median"]
     return found
 
 
-def _found_costs(cases: Sequence[dict[str, Any]]) -> str:
+def _found_costs(cases: Sequence[Row]) -> str:
     """What to put into `SharingCosts`: the best rates of all cases."""
 
     def best(amount: str) -> float:
@@ -453,33 +316,34 @@ def _found_costs(cases: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def report(document: dict[str, Any]) -> str:
-    """The Markdown page."""
-    run, cases, host = document["provenance"], document["cases"], document["host"]
-    arms = ("fa3", "own", "chosen", *shared_cases.LAUNCHES, "of groups", "of tiles", "of merge")
+_ABOUT = """\
+{gpu}, driver {driver}, CUDA {cuda}, torch {torch}, Triton {triton}, vLLM {vllm}, 32 heads, 8 KV
+heads, head size 128, bfloat16, seed {seed}, {rounds} rounds, commit {commit}. Milliseconds of a
+layer, medians of CUDA graphs replayed in random order. `own`: each request reads its blocks.
+`chosen`: what the cost model chooses. The next shared ones share wherever two requests can;
+`of ...` are parts of `shared`. `est.`: what the cost model expects of the shared cells."""
+
+
+def report(document: Row) -> str:
+    """The page, in Markdown."""
+    arms = ("fa3", "own", "chosen", *LAUNCHES, *_PARTS)
     rows = [
         [
             row["case"],
             f"{row['sharing']:.1f}",
-            *(f"{row['ms'][arm]['median']:.3f}" if arm in row["ms"] else "-" for arm in arms),
+            *(f"{row['ms'][arm]['median']:.3f}" if arm in row["ms"] else NOTHING for arm in arms),
             f"{row['own_over']['chosen']['median']:.2f}",
             f"{row['estimate_ms']['asked']:.3f}",
             f"{row['estimate_ms']['shared']:.3f}",
             f"{row['errors']['shared']:.1e}",
         ]
-        for row in cases
+        for row in document["cases"]
     ]
     last = ("own/chosen", "est. alone", "est. shared", "error")
-    return (
-        "# Decode that reads shared chunks once\n\n"
-        f"{run['gpu']}, driver {run['driver']}, CUDA {run['cuda']}, torch {run['torch']}, Triton "
-        f"{run['triton']}, vLLM {run['vllm']},\n32 heads, 8 KV heads, head size 128, bfloat16, "
-        f"seed {run['seed']}, {run['rounds']} rounds, commit {run['commit']}.\nMilliseconds of a "
-        "layer, medians of CUDA graphs replayed in random order. `own`: each request reads its\n"
-        "blocks. `chosen`: what the cost model chooses. The next shared ones share wherever two "
-        "requests can;\n`of ...` are parts of `shared`. `est.`: what the cost model expects of the "
-        "shared cells.\n\n"
-        f"Host, 256 requests of 64 chunks, ms: {host}\n\n"
-        f"Costs found: {_found_costs(cases)}\n\n"
-        f"{markdown.table(('case', 'sharing', *arms, *last), rows)}\n"
+    return page(
+        "Decode that reads shared chunks once",
+        _ABOUT.format(**document["provenance"]),
+        f"Host, 256 requests of 64 chunks, ms: {document['host']}",
+        f"Costs found: {_found_costs(document['cases'])}",
+        table(("case", "sharing", *arms, *last), rows),
     )

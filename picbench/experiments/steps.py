@@ -9,10 +9,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import click
 
@@ -23,26 +22,18 @@ from picbench.store import provenance
 from picbench.workloads import models
 from picbench.workloads.testbed import model_path
 
-#: Measurements on one GPU: what they are about, and their command where that is not their name.
-_ON_ONE_GPU: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "kernels": ("kernels against FlashAttention-3",),
-        "shared-decode": ("decode that reads shared chunks once",),
-        "engine-comparison": ("the engine against stock vLLM",),
-        "host-tier": ("chunks in host memory: right, then how fast",),
-        "small-steps": ("TTFT where few tokens are computed",),
-        "rope-pad-ablation": ("RoPE in attention or before it, pads masked or counted",),
-        "decode-load": ("decoding of 64 requests that share chunks",),
-        "decode-sharing": (
-            "decoding by how many requests share a chunk",
-            *("decode-load", "--sharing"),
-        ),
-        "load-report": ("loads of picbench and of stock vLLM, repeated",),
-        "warm-chunks": (
-            "TTFT by what chunks were compiled after",
-            *("algorithms", "warm-chunks"),
-        ),
-    }
+#: Measurements on one GPU: name, what it is about, and the command where that is not the name.
+_ON_ONE_GPU = (
+    ("kernels", "kernels against FlashAttention-3"),
+    ("shared-decode", "decode that reads shared chunks once"),
+    ("engine-comparison", "the engine against stock vLLM"),
+    ("host-tier", "chunks in host memory: right, then how fast"),
+    ("small-steps", "TTFT where few tokens are computed"),
+    ("rope-pad-ablation", "RoPE in attention or before it, pads masked or counted"),
+    ("decode-load", "decoding of 64 requests that share chunks"),
+    ("decode-sharing", "decoding by how many requests share a chunk", "decode-load", "--sharing"),
+    ("load-report", "loads of picbench and of stock vLLM, repeated"),
+    ("warm-chunks", "TTFT by what chunks were compiled after", "algorithms", "warm-chunks"),
 )
 
 #: `picbench reproduce` measures their figures.
@@ -53,11 +44,11 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class CheckStep:
-    """Commands that are run one after another, on a host with `gpus` GPUs or more."""
+    """A command that is run on a host with `gpus` GPUs or more."""
 
     name: str
     summary: str
-    commands: tuple[Command, ...]
+    command: Command
     gpus: int = 1
 
 
@@ -114,11 +105,9 @@ def _is_done(note: Path, commit: str) -> bool:
 def _run(step: CheckStep, note: Path, commit: str) -> None:
     click.echo(f"{step.name}: {step.summary}")
     began = time.monotonic()
-    for command in step.commands:
-        if subprocess.run(command, check=False).returncode != 0:
-            raise InvalidRun(
-                f"step {step.name} failed: {' '.join(command)}", hint="nothing after it was run"
-            )
+    if subprocess.run(step.command, check=False).returncode != 0:
+        words = " ".join(step.command)
+        raise InvalidRun(f"step {step.name} failed: {words}", hint="nothing after it was run")
     took = time.monotonic() - began
     note.parent.mkdir(parents=True, exist_ok=True)
     done = {"commit": commit, "seconds": round(took, 1)}
@@ -127,74 +116,52 @@ def _run(step: CheckStep, note: Path, commit: str) -> None:
 
 
 def _checks(where: Command) -> Iterator[CheckStep]:
-    pytest = _python("pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/cuda/device")
-    yield CheckStep("kernels-ok", "kernels against float64, on the GPU", (pytest,))
-    oracle = _oracle(model_path())
-    for dtype in ("float32", "bfloat16"):
-        eager = ("--eager",) if dtype == "float32" else ()
-        yield CheckStep(
-            f"engine-{dtype}",
-            f"the engine against the oracle, {dtype}",
-            ((*oracle, "--dtype", dtype, *eager),),
-        )
-        yield CheckStep(
-            f"accuracy-{dtype}",
-            f"six data sets against the testbed's card, {dtype}",
-            (_measure("accuracy", *where, "--dtype", dtype),),
-        )
+    kernels = ("-q", "-p", "no:cacheprovider", "tests/kernels/cuda/device")
+    oracle, eager = ("oracle", "--model", str(model_path())), ("--dtype", "float32", "--eager")
     yield CheckStep(
-        "alone",
-        "a batch of all algorithms against each request alone, float32",
-        (_measure("algorithms", "alone", *where),),
+        "kernels-ok", "kernels against float64, on the GPU", _python("pytest", *kernels)
     )
-    yield CheckStep(
-        "architectures",
-        "a tiny model of each architecture against the oracle",
-        (_measure("architectures", *where, "--eager", "--jobs", "4"),),
-    )
+    for dtype, flags in {"float32": eager, "bfloat16": ("--dtype", "bfloat16")}.items():
+        said = f"the engine against the oracle, {dtype}"
+        yield CheckStep(f"engine-{dtype}", said, _measure(*oracle, *flags))
+        said = f"six data sets against the testbed's card, {dtype}"
+        scores = _measure("accuracy", *where, "--dtype", dtype)
+        yield CheckStep(f"accuracy-{dtype}", said, scores)
+    said = "a batch of all algorithms against each request alone, float32"
+    yield CheckStep("alone", said, _measure("algorithms", "alone", *where))
+    said = "a tiny model of each architecture against the oracle"
+    tiny = _measure("architectures", *where, "--eager", "--jobs", "4")
+    yield CheckStep("architectures", said, tiny)
     # The testbed model's heads cannot be divided among four.
-    several = {2: oracle, 4: _oracle(models.resolve("shape:small").path)}
-    for gpus, command in several.items():
-        yield CheckStep(
-            f"engine-tp{gpus}",
-            f"an engine on {gpus} GPUs against the oracle",
-            ((*command, "--dtype", "float32", "--eager", "--tensor-parallel", str(gpus)),),
-            gpus,
-        )
-    yield from _storms(where)
-
-
-def _storms(where: Command) -> Iterator[CheckStep]:
-    """The engine as it is served: with graphs and scheduling ahead, short of memory."""
-    flags = {"float32": ("float32", 1), "bfloat16": ("bfloat16", 1), "tp2": ("float32", 2)}
-    for name, (dtype, gpus) in flags.items():
-        storm = _measure(
-            *("storm", *where, "--device", "cuda", "--dtype", dtype),
-            *("--tensor-parallel", str(gpus), "--preemptions", "100"),
-        )
-        summary = f"a storm in a starved pool against a large one, {dtype}, {gpus} GPU(s)"
-        yield CheckStep(f"storm-{name}", summary, (storm,), gpus)
-
-
-def _oracle(model: Path | str) -> Command:
-    return _measure("oracle", "--model", str(model))
+    small = ("oracle", "--model", str(models.resolve("shape:small").path))
+    for gpus, check in {2: oracle, 4: small}.items():
+        divided = _measure(*check, *eager, "--tensor-parallel", str(gpus))
+        said = f"an engine on {gpus} GPUs against the oracle"
+        yield CheckStep(f"engine-tp{gpus}", said, divided, gpus)
+    # The engine as it is served: with graphs and scheduling ahead, short of memory.
+    storms = {"float32": ("float32", 1), "bfloat16": ("bfloat16", 1), "tp2": ("float32", 2)}
+    for name, (dtype, gpus) in storms.items():
+        flags = ("--device", "cuda", "--dtype", dtype, "--tensor-parallel", str(gpus))
+        storm = _measure("storm", *where, *flags, "--preemptions", "100")
+        said = f"a storm in a starved pool against a large one, {dtype}, {gpus} GPU(s)"
+        yield CheckStep(f"storm-{name}", said, storm, gpus)
 
 
 def _measurements(where: Command) -> Iterator[CheckStep]:
-    for name, (summary, *command) in _ON_ONE_GPU.items():
-        yield CheckStep(name, summary, (_measure(*(command or [name]), *where),))
+    for name, summary, *command in _ON_ONE_GPU:
+        yield CheckStep(name, summary, _measure(*(command or [name]), *where))
     for gpus in (2, 4):
         scaling = _measure("scaling", *where, "--workers", str(gpus))
-        yield CheckStep(f"scaling-{gpus}", f"throughput on {gpus} GPUs", (scaling,), gpus)
+        yield CheckStep(f"scaling-{gpus}", f"throughput on {gpus} GPUs", scaling, gpus)
 
 
 def _grid(output: Path, commit: str | None) -> Iterator[CheckStep]:
     """Where chunks pay, and whether predictions from that hold."""
     where = ("--device", "cuda", "--output", str(output), *_named(commit))
     measured = _measure("break-even", *where)
-    yield CheckStep("break-even", "where chunks pay, over a grid of traffic", (measured,))
+    yield CheckStep("break-even", "where chunks pay, over a grid of traffic", measured)
     check = _measure("profile", *where, "--grid", str(output / "grid.json"))
-    yield CheckStep("profile", "what picbench profile predicts, against engines", (check,))
+    yield CheckStep("profile", "what picbench profile predicts, against engines", check)
 
 
 def _papers(results: Path, runs: Path, commit: str | None) -> Iterator[CheckStep]:
@@ -204,7 +171,7 @@ def _papers(results: Path, runs: Path, commit: str | None) -> Iterator[CheckStep
     for paper in PAPERS:
         where = ("--device", "cuda", "--output", str(runs / paper), *_named(commit))
         command = _python("picbench", "reproduce", paper, *where, *known)
-        yield CheckStep(f"paper-{paper}", f"what {paper}'s figures show", (command,))
+        yield CheckStep(f"paper-{paper}", f"what {paper}'s figures show", command)
 
 
 def _measure(*words: str) -> Command:

@@ -1,12 +1,13 @@
-"""The requests of a storm: many algorithms over the same chunks, and plain ones among them.
+"""A storm: mixed requests and aborts in a starved pool must answer like those in a large one.
 
-Everything is drawn from a seed, token ids included, so any model with 1,000 tokens will do.
+Requests of many algorithms read the same chunks, and plain ones are among them. Everything is drawn
+from a seed, token ids included, so any model with 1,000 tokens will do.
 """
 
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.errors import ConfigError
-from picbench.experiments.page import save
+from picbench.experiments.measurements import Outcome, Storm
+from picbench.experiments.page import page, save
 from picbench.experiments.runner import random_tokens
 from picbench.store import provenance
-from picbench.tables import table as markdown
+from picbench.tables.table import table
 from picbench.workloads import models
 from picbench.workloads.models.shapes import all_shapes, materialise
 
@@ -117,34 +119,47 @@ _LIKELY = 5
 FACTOR, MARGIN = 2.0, 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class StormSettings:
-    """What is run; `pool` is in blocks, `longest` in prompt tokens.
+def file_name(settings: Storm) -> str:
+    """The name of the files with results."""
+    parts = ["storm", settings.dtype]
+    parts += [f"tp{settings.tensor_parallel}"] if settings.tensor_parallel > 1 else []
+    parts += ["eager"] if settings.eager else []
+    parts += ["synchronous"] if settings.synchronous else []
+    return "-".join(parts)
 
-    With `preemptions`, requests must lose their blocks at least so often.
-    """
 
-    model: str = "shape:small"
-    device: str = "auto"
-    dtype: str = "float32"
-    eager: bool = False
-    synchronous: bool = False
-    tensor_parallel: int = 1
-    pool: int = 5000
-    tiers: str = ""
-    requests: int = 1000
-    longest: int = 32_000
-    preemptions: int = 0
-    seed: int = 0
+def _starved(settings: Storm, context: int) -> EngineConfig:
+    """The engine with the starved pool, for requests of at most `context` positions."""
+    from picbench.engines.vllm.device import find
 
-    @property
-    def name(self) -> str:
-        """The name of the files with results."""
-        parts = ["storm", self.dtype]
-        parts += [f"tp{self.tensor_parallel}"] if self.tensor_parallel > 1 else []
-        parts += ["eager"] if self.eager else []
-        parts += ["synchronous"] if self.synchronous else []
-        return "-".join(parts)
+    return EngineConfig(
+        model=str(_model(settings, context)),
+        device=find(settings.device).name,
+        dtype=settings.dtype,
+        eager=settings.eager,
+        asynchronous=not settings.synchronous,
+        tensor_parallel=settings.tensor_parallel,
+        kv_blocks=settings.pool,
+        tiers=settings.tiers,
+        context=context,
+        batch_tokens=min(2048, settings.longest),
+        max_requests=RUNNING,
+    )
+
+
+def _model(settings: Storm, context: int) -> Path | str:
+    """The folder of a model; shapes get as many positions as the storm needs."""
+    name = settings.model
+    shape = all_shapes().get(name.removeprefix("shape:")) if name.startswith("shape:") else None
+    if shape is not None and shape.positions < context:
+        return materialise(replace(shape, positions=context))
+    model = models.resolve(name)
+    if model.context is not None and model.context < context:
+        raise ConfigError(
+            f"`longest`: the model has {model.context} positions",
+            hint=f"use `longest` <= {settings.longest * model.context // context}",
+        )
+    return model.path
 
 
 @dataclass(slots=True)
@@ -161,6 +176,16 @@ class StormRun:
     unsound: int = 0
     drained: bool = True
     compiled: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def ours(self) -> int:
+        """How often kernels of picbench were compiled."""
+        return sum(n for kernel, n in self.compiled.items() if kernel.startswith("picbench."))
+
+    def counts(self) -> dict[str, Any]:
+        """What happened, for files."""
+        names = ("aborted", "preemptions", "steps", "unsound", "drained")
+        return {name: getattr(self, name) for name in names} | {"compiled": dict(self.compiled)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +238,10 @@ def serve(
     return run
 
 
-def measure(
-    settings: StormSettings, commit: str | None, output: Path | None
-) -> tuple[list[str], str]:
-    """Run the storm; what is wrong, and the page, which is written to `output` with a JSON file."""
+def measure(settings: Storm) -> Outcome:
+    """Run the storm, and write what was found; exit code 1 if anything is wrong."""
     requests = draw_requests(settings.requests, settings.longest, settings.seed)
-    config = _config(settings, max(map(positions, requests)))
+    config = _starved(settings, max(map(positions, requests)))
     with Engine(replace(config, kv_blocks=LARGE * settings.pool, tiers="")) as engine:
         expected = serve(engine, requests, logprobs=_LIKELY)
         engine.reset()
@@ -230,57 +253,20 @@ def measure(
         described = engine.describe()
     tallies = tally(requests, expected, control, found, TIES[settings.dtype])
     wrong = faults(settings, tallies, found)
-    facts = provenance.facts(*provenance.ENGINE, device=config.device, commit=commit)
-    facts |= {"engine": described, "settings": asdict(settings)}
-    page = render(settings, facts, tallies, found, wrong)
-    if output is not None:
-        rows = {name: asdict(row) for name, row in tallies.items()}
-        document = {"schema": 1, "provenance": facts, "algorithms": rows, "faults": wrong}
-        save(output / settings.name, document | {"run": _counts(found)}, page)
-    return wrong, page
+    facts = provenance.facts(*provenance.ENGINE, device=config.device, commit=settings.commit)
+    known = settings.model_dump(exclude={"output", "commit"})
+    facts |= {"engine": described, "settings": known}
+    shown = render(settings, facts, tallies, found, wrong)
+    rows = {name: asdict(row) for name, row in tallies.items()}
+    document = {"schema": 1, "provenance": facts, "algorithms": rows, "faults": wrong}
+    save(settings.output / file_name(settings), document | {"run": found.counts()}, shown)
+    return Outcome(shown, 1 if wrong else 0)
 
 
 def positions(request: Request) -> int:
     """The most positions of a request: visible pads (``pad=paper``) fill each segment's block."""
     tokens = sum(len(segment.tokens or ()) for segment in request.segments)
     return tokens + BLOCK_SIZE * len(request.segments) + (request.max_tokens or 0)
-
-
-def _config(settings: StormSettings, context: int) -> EngineConfig:
-    return EngineConfig(
-        model=str(_model(settings, context)),
-        device=_device(settings.device),
-        dtype=settings.dtype,
-        eager=settings.eager,
-        asynchronous=not settings.synchronous,
-        tensor_parallel=settings.tensor_parallel,
-        kv_blocks=settings.pool,
-        tiers=settings.tiers,
-        context=context,
-        batch_tokens=min(2048, settings.longest),
-        max_requests=RUNNING,
-    )
-
-
-def _device(name: str) -> str:
-    from picbench.engines.vllm.device import find
-
-    return find(name).name
-
-
-def _model(settings: StormSettings, context: int) -> Path | str:
-    """The folder of a model; shapes get as many positions as the storm needs."""
-    name = settings.model
-    shape = all_shapes().get(name.removeprefix("shape:")) if name.startswith("shape:") else None
-    if shape is not None and shape.positions < context:
-        return materialise(replace(shape, positions=context))
-    model = models.resolve(name)
-    if model.context is not None and model.context < context:
-        raise ConfigError(
-            f"`longest`: the model has {model.context} positions",
-            hint=f"use `longest` <= {settings.longest * model.context // context}",
-        )
-    return model.path
 
 
 def tally(
@@ -290,23 +276,17 @@ def tally(
     numbers: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
         numbers.setdefault(str(request.algorithm), []).append(number)
-    return {
-        algorithm: _tally(numbers[algorithm], expected, control, found, tie)
-        for algorithm in sorted(numbers)
-    }
-
-
-def _tally(
-    numbers: Sequence[int], expected: StormRun, control: StormRun, found: StormRun, tie: float
-) -> StormTally:
-    counts = []
-    for run in (found, control):
-        pairs = [(expected.results[n], run.results[n]) for n in numbers if n in run.results]
-        other = [(one, two) for one, two in pairs if one.tokens != two.tokens]
-        ties = sum(is_tie(one, two, tie) for one, two in other)
-        counts += [len(other) - ties, ties]
-    answered = sum(n in found.results for n in numbers)
-    return StormTally(len(numbers), answered, *counts)
+    tallies = {}
+    for algorithm, own in sorted(numbers.items()):
+        counts = []
+        for run in (found, control):
+            pairs = [(expected.results[n], run.results[n]) for n in own if n in run.results]
+            other = [(one, two) for one, two in pairs if one.tokens != two.tokens]
+            ties = sum(is_tie(one, two, tie) for one, two in other)
+            counts += [len(other) - ties, ties]
+        answered = sum(n in found.results for n in own)
+        tallies[algorithm] = StormTally(len(own), answered, *counts)
+    return tallies
 
 
 def is_tie(expected: Result, found: Result, tie: float) -> bool:
@@ -320,51 +300,28 @@ def is_tie(expected: Result, found: Result, tie: float) -> bool:
     return two is not None and abs(one - two) < tie
 
 
-def faults(settings: StormSettings, tallies: Mapping[str, StormTally], run: StormRun) -> list[str]:
-    """What is wrong with a storm, a line each."""
+def faults(settings: Storm, tallies: Mapping[str, StormTally], run: StormRun) -> list[str]:
+    """What is wrong with a storm, a line each. In float32 no answer may differ."""
     answered = sum(row.answered for row in tallies.values())
     differ = sum(row.differ for row in tallies.values())
-    ours = _ours(run)
+    unanswered = settings.requests - answered - run.aborted
+    drawn = sum(row.requests for row in tallies.values())
+    share = sum(row.control for row in tallies.values()) / drawn
+    allowed = 0 if settings.dtype == "float32" else answered * (FACTOR * share + MARGIN)
     found = {
-        f"{settings.requests - answered - run.aborted} requests got no answer": answered
-        + run.aborted
-        != settings.requests,
-        f"{differ} of {answered} answers differ from the large pool's": differ
-        > _allowed(settings, tallies, answered),
+        f"{unanswered} requests got no answer": unanswered != 0,
+        f"{differ} of {answered} answers differ from the large pool's": differ > allowed,
         f"{run.preemptions} preemptions, not {settings.preemptions}": run.preemptions
         < settings.preemptions,
         f"the ledger does not sum to the pool at {run.unsound} steps": run.unsound > 0,
         "the pool did not drain": not run.drained,
-        f"{ours} kernels of picbench were compiled while serving": ours > 0,
+        f"{run.ours} kernels of picbench were compiled while serving": run.ours > 0,
     }
     return [line for line, wrong in found.items() if wrong]
 
 
-def _allowed(settings: StormSettings, tallies: Mapping[str, StormTally], answered: int) -> float:
-    """How many answers may differ: none in float32."""
-    if settings.dtype == "float32":
-        return 0
-    drawn = sum(row.requests for row in tallies.values())
-    share = sum(row.control for row in tallies.values()) / drawn
-    return answered * (FACTOR * share + MARGIN)
-
-
-def _ours(run: StormRun) -> int:
-    return sum(n for kernel, n in run.compiled.items() if kernel.startswith("picbench."))
-
-
-def _names(run: StormRun) -> str:
-    others = sorted(kernel for kernel in run.compiled if not kernel.startswith("picbench."))
-    return f" ({', '.join(others)})" if others else ""
-
-
-def _counts(run: StormRun) -> dict[str, Any]:
-    names = ("aborted", "preemptions", "steps", "unsound", "drained")
-    return {name: getattr(run, name) for name in names} | {"compiled": dict(run.compiled)}
-
-
 def render(
-    settings: StormSettings,
+    settings: Storm,
     facts: Mapping[str, Any],
     tallies: Mapping[str, StormTally],
     run: StormRun,
@@ -372,29 +329,25 @@ def render(
 ) -> str:
     """The page, in Markdown: one row an algorithm, and a line with the verdict last."""
     head = ("algorithm", "requests", "answered", "differ", "ties", "control differ", "control ties")
-    rows = [(name, *map(str, asdict(row).values())) for name, row in tallies.items()]
-    columns = [[int(row[column]) for row in rows] for column in range(1, len(head))]
-    rows.append(("all", *(str(sum(column)) for column in columns)))
-    graphs = "eager" if settings.eager else "CUDA graphs where the device has them"
-    ahead = "synchronous" if settings.synchronous else "scheduling ahead"
-    lines = [
-        f"# A storm in {settings.dtype}",
-        "",
+    rows = {name: astuple(row) for name, row in tallies.items()}
+    rows["all"] = tuple(map(sum, zip(*rows.values(), strict=True)))
+    others = ", ".join(sorted(k for k in run.compiled if not k.startswith("picbench.")))
+    return page(
+        f"A storm in {settings.dtype}",
         f"{facts['gpu']}, driver {facts['driver']}, torch {facts['torch']}, vLLM {facts['vllm']}, "
-        f"commit {facts['commit']}.",
-        f"{settings.model}, {settings.tensor_parallel} worker(s), {graphs}, {ahead}; a pool of "
+        f"commit {facts['commit']}.\n"
+        f"{settings.model}, {settings.tensor_parallel} worker(s), "
+        f"{'eager' if settings.eager else 'CUDA graphs where the device has them'}, "
+        f"{'synchronous' if settings.synchronous else 'scheduling ahead'}; a pool of "
         f"{settings.pool:,} blocks against {LARGE * settings.pool:,}, tiers "
         f"{settings.tiers or 'none'}, prompts to {settings.longest:,} tokens, "
         f"seed {settings.seed}.",
-        "",
-        markdown.table(head, rows, right=1),
-        "",
+        table(head, [(name, *map(str, row)) for name, row in rows.items()], right=1),
         "Answers are compared with the large pool's; control (not in float32): a second run "
-        f"of that, at most {FEWER} requests at a time. A tie is {TIES[settings.dtype]} nats.",
+        f"of that, at most {FEWER} requests at a time. A tie is {TIES[settings.dtype]} nats.\n"
         f"{run.aborted} aborted, {run.preemptions} preemptions, {run.steps:,} steps; kernels "
-        f"compiled while serving: {_ours(run)} of picbench, "
-        f"{run.compiled.total() - _ours(run)} of others{_names(run)}.",
-        "",
+        f"compiled while serving: {run.ours} of picbench, "
+        f"{run.compiled.total() - run.ours} of others"
+        f"{f' ({others})' if others else ''}.",
         "Wrong: " + "; ".join(wrong) if wrong else "Nothing is wrong.",
-    ]
-    return "\n".join(lines) + "\n"
+    )

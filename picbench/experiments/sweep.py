@@ -1,4 +1,4 @@
-"""A cell of a sweep: its name, its settings, and where in the file these are."""
+"""A sweep: every combination of a grid's settings is a cell, which is planned before it runs."""
 
 import hashlib
 import itertools
@@ -20,13 +20,22 @@ from picbench.engines.model_config import read_model_config
 from picbench.errors import ConfigError, PicBenchError, closest
 from picbench.run.arm import parse_arms
 from picbench.run.job import Job, prepare
-from picbench.run.overview import arms_of
+from picbench.run.result import arms_of
 from picbench.run.session import Services
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig, parse_config
 from picbench.store.manifest import FINAL
 from picbench.store.reader import Run, read_run
 from picbench.store.writer import MANIFEST
+
+#: The state of a cell without a run.
+MISSING = "missing"
+
+#: Settings that hold for all cells, and that no file has.
+_OF_COMMAND = ("output", "offline")
+
+#: Settings that are flags which can be repeated: a value is one of them, or a list.
+_SEVERAL = ("algo", "arm")
 
 #: A setting in backticks, with or without a value.
 _FIELD = re.compile(r"`([a-z][a-z0-9_]*)(=[^`]*)?`")
@@ -36,6 +45,18 @@ _LONGEST = 120
 
 #: What stands for characters that shells and other programs read differently.
 _INSTEAD = str.maketrans({",": "+", ":": "_"})
+
+#: Settings that no workload depends on: of engines, of the order of requests, of what is written.
+UNREAD = frozenset(
+    {
+        *("arm", "cache", "compile_order", "concurrency", "device", "dtype", "eager"),
+        *("keys_without_rope", "kv_blocks", "max_running", "on_pressure", "output", "repeats"),
+        *("same_engine", "self_check", "shared_decode", "slo", "tensor_parallel", "tiers"),
+    }
+)
+
+#: Prompt tokens that are kept at a time; a token takes about 40 bytes.
+ROOM = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +72,8 @@ class Places:
 
     def _place(self, found: re.Match[str]) -> str:
         name, value = found.groups()
-        place = self.settings.get(name)
-        if place is None:
-            return found[0]
-        return place if value is None else f"{place}: {value.removeprefix('=')}"
+        place = self.settings.get(name, found[0])
+        return f"{place}: {value[1:]}" if value and name in self.settings else place
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -97,8 +116,8 @@ def cell_name(settings: Mapping[str, Any], repeat: int) -> str:
     hash.
     """
     known = dict(sorted(settings.items()))
-    texts = {name: _text(value) for name, value in known.items()}
-    name = ",".join(f"{name}={text.translate(_INSTEAD)}" for name, text in texts.items())
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in known.items()}
+    name = ",".join(f"{key}={text.translate(_INSTEAD)}" for key, text in texts.items())
     if repeat > 1:
         name += f",repeat={repeat}"
     plain = all(re.fullmatch(r"[A-Za-z0-9.,:=-]+", text) for text in texts.values())
@@ -106,17 +125,6 @@ def cell_name(settings: Mapping[str, Any], repeat: int) -> str:
         return name
     digest = hashlib.sha256(json.dumps([known, repeat]).encode()).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9.,+=_-]', '-', name)[:_LONGEST]}-{digest}"
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-#: Settings that hold for all cells, and that no file has.
-_OF_COMMAND = ("output", "offline")
-
-#: Settings that are flags which can be repeated: a value is one of them, or a list.
-_SEVERAL = ("algo", "arm")
 
 
 class SweepFile(BaseModel):
@@ -132,6 +140,18 @@ class SweepFile(BaseModel):
     base: dict[str, Any] = Field(default_factory=dict)
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
     repeats: int = Field(1, ge=1)
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """Plain values only; a key that is there twice is an error, where YAML takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value]
+        for number, (key, _) in enumerate(node.value):
+            if key.value in keys[:number]:
+                problem = f"{key.value} is there twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep=deep)
 
 
 def read_sweep(path: Path) -> SweepFile:
@@ -150,10 +170,44 @@ def read_sweep(path: Path) -> SweepFile:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}", hint="it must be YAML") from error
     except ValidationError as error:
-        raise _fault(path, error) from error
-    _check_settings(path, sweep)
-    _check_once(path, sweep)
+        message, hint = _refused(error)
+        raise ConfigError(f"{path}: {message}", hint=hint) from error
+    for message, hint in _faults(sweep):
+        raise ConfigError(f"{path}: {message}", hint=hint)
     return sweep if sweep.name else sweep.model_copy(update={"name": path.stem})
+
+
+def _refused(error: ValidationError) -> tuple[str, str]:
+    # A field that is written wrong is unknown and missing: the first says more.
+    first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
+    where = f"{where.removeprefix('.')}: " if where else ""
+    if first["type"] == "extra_forbidden":
+        return f"{where}no such field", closest(str(first["loc"][-1]), SweepFile.model_fields)
+    message = "no mapping" if first["type"] == "model_type" else first["msg"].lower()
+    hint = "a sweep has base: {dataset: musique} and grid: {algo: [mepic, naive]}"
+    return f"{where}{message}", hint
+
+
+def _faults(sweep: SweepFile) -> Iterator[tuple[str, str]]:
+    """What is wrong with names and values, with hints."""
+    known = [name for name in RunConfig.model_fields if name not in _OF_COMMAND]
+    for part, names in (("base", sweep.base), ("grid", sweep.grid)):
+        for name in names:
+            if name in _OF_COMMAND:
+                yield f"{part}.{name}: holds for all cells", f"give it as `{name}`"
+            if name not in known:
+                yield f"{part}.{name}: no such setting", closest(name, known)
+    if "algo" not in sweep.base.keys() | sweep.grid.keys():
+        yield "no algo in base or grid", "add base: {algo: [full, mepic]}"
+    for name, values in sweep.grid.items():
+        if name in sweep.base:
+            yield f"grid.{name}: is in base, too", "remove one of them"
+        texts = [json.dumps(_setting(name, value), default=str) for value in values]
+        for number, text in enumerate(texts):
+            if (first := texts.index(text)) < number:
+                same = f"is {text}, as grid.{name}[{first}] is"
+                yield f"grid.{name}[{number}]: {same}", "repeats: 2 measures each cell twice"
 
 
 def expand(path: Path, sweep: SweepFile, output: Path, *, offline: bool = False) -> list[SweepCell]:
@@ -162,50 +216,23 @@ def expand(path: Path, sweep: SweepFile, output: Path, *, offline: bool = False)
     Raises ConfigError for the first setting that is wrong, with its place in the file.
     """
     axes = [range(len(values)) for values in sweep.grid.values()]
-    common = {"offline": offline}
-    return [
-        _cell(path, sweep, dict(zip(sweep.grid, point, strict=True)), output, repeat, common)
-        for point in itertools.product(*axes)
-        for repeat in range(1, sweep.repeats + 1)
-    ]
-
-
-class _OnceLoader(yaml.SafeLoader):
-    """Plain values only; a key that is there twice is an error, where YAML takes the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value]
-        for number, (key, _) in enumerate(node.value):
-            if key.value in keys[:number]:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{key.value} is there twice", problem_mark=key.start_mark
-                )
-        return super().construct_mapping(node, deep=deep)
-
-
-def _cell(
-    path: Path,
-    sweep: SweepFile,
-    point: dict[str, int],
-    output: Path,
-    repeat: int,
-    common: dict[str, Any],
-) -> SweepCell:
-    """The cell at a point of the grid: the number of each setting's value."""
-    places = Places(
-        path,
-        {name: f"base.{name}" for name in sweep.base}
-        | {name: f"grid.{name}[{number}]" for name, number in point.items()},
-    )
-    chosen = {name: sweep.grid[name][number] for name, number in point.items()}
-    values = {name: _setting(name, value) for name, value in (sweep.base | chosen).items()}
-    with places.named():
-        config = parse_config(values | common)
-        parse_arms(config.algo, same_engine=config.same_engine)
-        shown = {name: _shown(name, values[name]) for name in point}
-    name = cell_name(shown, repeat)
-    config = config.model_copy(update={"output": str(output / name)})
-    return SweepCell(name, shown, repeat, config, places)
+    cells = []
+    for numbers in itertools.product(*axes):
+        point = dict(zip(sweep.grid, numbers, strict=True))
+        places = {name: f"base.{name}" for name in sweep.base}
+        places |= {name: f"grid.{name}[{number}]" for name, number in point.items()}
+        given = sweep.base | {name: sweep.grid[name][number] for name, number in point.items()}
+        values = {name: _setting(name, value) for name, value in given.items()}
+        found = Places(path, places)
+        with found.named():
+            config = parse_config({**values, "offline": offline})
+            parse_arms(config.algo, same_engine=config.same_engine)
+            shown = {name: _shown(name, values[name]) for name in point}
+        for repeat in range(1, sweep.repeats + 1):
+            name = cell_name(shown, repeat)
+            own = config.model_copy(update={"output": str(output / name)})
+            cells.append(SweepCell(name, shown, repeat, own, found))
+    return cells
 
 
 def _setting(name: str, value: Any) -> Any:
@@ -225,85 +252,6 @@ def _shown(name: str, value: Any) -> Any:
     return without_credentials(value) if name == "tiers" and value else value
 
 
-def _fault(path: Path, error: ValidationError) -> ConfigError:
-    # A field that is written wrong is unknown and missing: the first says more.
-    first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
-    where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
-    where = f"{path}: {where.removeprefix('.')}: " if where else f"{path}: "
-    if first["type"] == "extra_forbidden":
-        hint = closest(str(first["loc"][-1]), SweepFile.model_fields)
-        return ConfigError(f"{where}no such field", hint=hint)
-    message = "no mapping" if first["type"] == "model_type" else first["msg"].lower()
-    return ConfigError(
-        f"{where}{message}",
-        hint="a sweep has base: {dataset: musique} and grid: {algo: [mepic, naive]}",
-    )
-
-
-def _check_settings(path: Path, sweep: SweepFile) -> None:
-    known = [name for name in RunConfig.model_fields if name not in _OF_COMMAND]
-    for part, names in (("base", sweep.base), ("grid", sweep.grid)):
-        for name in names:
-            if name in _OF_COMMAND:
-                raise ConfigError(
-                    f"{path}: {part}.{name}: holds for all cells", hint=f"give it as `{name}`"
-                )
-            if name not in known:
-                hint = closest(name, known)
-                raise ConfigError(f"{path}: {part}.{name}: no such setting", hint=hint)
-    if "algo" not in sweep.base.keys() | sweep.grid.keys():
-        raise ConfigError(
-            f"{path}: no algo in base or grid", hint="add base: {algo: [full, mepic]}"
-        )
-
-
-def _check_once(path: Path, sweep: SweepFile) -> None:
-    for name, values in sweep.grid.items():
-        if name in sweep.base:
-            raise ConfigError(f"{path}: grid.{name}: is in base, too", hint="remove one of them")
-        texts = [json.dumps(_setting(name, value), default=str) for value in values]
-        _check_different(path, name, texts)
-
-
-def _check_different(path: Path, name: str, texts: Sequence[str]) -> None:
-    for number, text in enumerate(texts):
-        if text in texts[:number]:
-            first = texts.index(text)
-            raise ConfigError(
-                f"{path}: grid.{name}[{number}]: is {text}, as grid.{name}[{first}] is",
-                hint="repeats: 2 measures each cell twice",
-            )
-
-
-#: Settings that no workload depends on: of engines, of the order of requests, of what is written.
-UNREAD = frozenset(
-    {
-        "arm",
-        "cache",
-        "compile_order",
-        "concurrency",
-        "device",
-        "dtype",
-        "eager",
-        "keys_without_rope",
-        "kv_blocks",
-        "max_running",
-        "on_pressure",
-        "output",
-        "repeats",
-        "same_engine",
-        "self_check",
-        "shared_decode",
-        "slo",
-        "tensor_parallel",
-        "tiers",
-    }
-)
-
-#: Prompt tokens that are kept at a time; a token takes about 40 bytes.
-ROOM = 20_000_000
-
-
 class SharedWorkloads:
     """Loads workloads for configurations that will ask for them, `uses` in all.
 
@@ -316,37 +264,24 @@ class SharedWorkloads:
         uses: Iterable[RunConfig],
         room: int = ROOM,
     ) -> None:
-        self._load = load
-        self._left = Counter(map(_decisive, uses))
-        self._room = room
+        self._load, self._room = load, room
+        self._left = Counter(map(_read, uses))
         self._kept: dict[str, Workload] = {}
 
     def load(self, config: RunConfig) -> Workload:
         """The workload of a configuration; raises what loading it raises."""
-        key = _decisive(config)
-        found = self._kept.get(key) or self._load(config)
+        key = _read(config)
+        found = self._kept.pop(key, None) or self._load(config)
         self._left[key] -= 1
-        self._settle(key, found)
+        samples = (s for w in (found, *self._kept.values()) for s in w.samples)
+        if self._left[key] > 0 and sum(sample.prompt_tokens for sample in samples) <= self._room:
+            self._kept[key] = found
         return found
 
-    def _settle(self, key: str, workload: Workload) -> None:
-        """Keep a workload that is needed again, where there is room for it."""
-        if self._left[key] <= 0:
-            self._kept.pop(key, None)
-        elif self._tokens(workload, *self._kept.values()) <= self._room:
-            self._kept[key] = workload
 
-    @staticmethod
-    def _tokens(*workloads: Workload) -> int:
-        return sum(sample.prompt_tokens for workload in workloads for sample in workload.samples)
-
-
-def _decisive(config: RunConfig) -> str:
+def _read(config: RunConfig) -> str:
+    """The settings that a workload depends on."""
     return config.model_dump_json(exclude=set(UNREAD))
-
-
-#: The state of a cell of which there is nothing.
-MISSING = "missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +317,13 @@ class PlannedCell:
         """Whether the cell is kept as it is."""
         return self.state in FINAL
 
+    @property
+    def fate(self) -> str:
+        """The state, and what becomes of the cell."""
+        if self.ended:
+            return f"{self.state}: kept"
+        return self.state if self.state == MISSING else f"{self.state}: will be resumed"
+
     def tokens_left(self, arm: str) -> int:
         """Prompt tokens that the arm has not been measured with."""
         known = self.done.get(arm)
@@ -399,24 +341,19 @@ def plan_sweep(cells: Sequence[SweepCell], services: Services) -> Iterator[Plann
     """Prepare every cell, one after another; ConfigError for one that cannot run."""
     for cell in cells:
         with cell.places.named():
-            planned = _planned(cell, prepare(cell.config, services.load, services.memory))
-        yield planned
+            job = prepare(cell.config, services.load, services.memory)
+            state, done = _measured(cell.path)
+            requests, prompt, output = work_of_arm(job)
+            arms = tuple(arm.name for arm in job.arms)
+            bytes_ = pool_bytes(job)
+        yield PlannedCell(cell, state, arms, requests, prompt, output, job.sizes.pool, bytes_, done)
 
 
-def _planned(cell: SweepCell, job: Job) -> PlannedCell:
-    state, done = _measured(cell.path)
+def work_of_arm(job: Job) -> tuple[int, int, int]:
+    """Requests, prompt tokens and output tokens at most of each arm, over all repeats."""
     samples, times = job.workload.samples, job.config.repeats
-    return PlannedCell(
-        cell=cell,
-        state=state,
-        arms=tuple(arm.name for arm in job.arms),
-        requests=times * len(samples),
-        prompt_tokens=times * sum(sample.prompt_tokens for sample in samples),
-        output_tokens=times * sum(sample.max_tokens for sample in samples),
-        pool=job.sizes.pool,
-        pool_bytes=pool_bytes(job),
-        done=done,
-    )
+    prompt = sum(sample.prompt_tokens for sample in samples)
+    return times * len(samples), times * prompt, times * sum(s.max_tokens for s in samples)
 
 
 def _measured(path: Path) -> tuple[str, dict[str, MeasuredWork]]:
@@ -449,19 +386,15 @@ class ArmRates:
     """Busy seconds of arms for each prompt token, over the work of several runs or cells."""
 
     def __init__(self, works: Iterable[Mapping[str, MeasuredWork]]) -> None:
-        self._work: dict[str, list[MeasuredWork]] = {}
+        known = [{arm: w for arm, w in done.items() if w.tokens and w.seconds} for done in works]
+        self._work = [item for done in known for item in done.items()]
         #: Of how many runs or cells something is known.
-        self.known = 0
-        for done in works:
-            work = {arm: one for arm, one in done.items() if one.tokens and one.seconds}
-            self.known += bool(work)
-            for arm, one in work.items():
-                self._work.setdefault(arm, []).append(one)
+        self.known = sum(map(bool, known))
 
     def of(self, arm: str) -> float:
         """Seconds a prompt token; of an arm that was never measured the mean of all arms."""
-        everything = [one for work in self._work.values() for one in work]
-        work = self._work.get(arm, everything)
+        own = [work for name, work in self._work if name == arm]
+        work = own or [work for _, work in self._work]
         return sum(one.seconds for one in work) / sum(one.tokens for one in work)
 
 

@@ -6,12 +6,10 @@ it, checks the bytes, and deletes it. Values are random bytes. What was just wri
 from memory wherever the system caches it, so disk reads are not the device's.
 """
 
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from statistics import median
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,37 +17,40 @@ from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
 from picbench.engines.chunk_cache.tiers.tier import TierSpec, parse_size
 from picbench.errors import ConfigError, InvalidRun
+from picbench.experiments.measurements import Outcome, Tiers
 from picbench.files import write_json
 from picbench.store import provenance
-from picbench.tables import table as markdown
+from picbench.tables.table import table
 
 T = TypeVar("T")
 
+#: A tier under batches of values of one size; speeds in GiB/s over the rounds.
+Row = dict[str, Any]
+
 _WAIT = 120.0
+_WAYS = ("store", "fetch")
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """GiB/s over the rounds: median, slowest and fastest."""
+def measure(settings: Tiers) -> Outcome:
+    """Time all tiers with all sizes; write JSON, if asked to.
 
-    median: float
-    slowest: float
-    fastest: float
-
-
-@dataclass(frozen=True, slots=True)
-class TierSpeeds:
-    """A tier under batches of `values` values of `nbytes` bytes; `rounds` is n."""
-
-    tier: str
-    nbytes: int
-    values: int
-    rounds: int
-    store: Speed
-    fetch: Speed
+    Raises InvalidRun if a tier does not keep or return what was stored.
+    """
+    rows = [
+        time_tier(spec, _size(size), _size(settings.batch), settings.rounds, settings.seed)
+        for spec in parse_tiers(settings.tiers)
+        for size in settings.sizes.split(",")
+    ]
+    if settings.output is not None:
+        facts = provenance.facts("machine", "cores", "load", "python")
+        facts["versions"] = provenance.facts("numpy", "xxhash")
+        facts |= {"seed": settings.seed, "values": "random bytes"}
+        settings.output.parent.mkdir(parents=True, exist_ok=True)
+        write_json(settings.output, {"schema": 1, "provenance": facts, "rows": rows})
+    return Outcome(render(rows))
 
 
-def measure(spec: TierSpec, nbytes: int, batch: int, rounds: int, seed: int) -> TierSpeeds:
+def time_tier(spec: TierSpec, nbytes: int, batch: int, rounds: int, seed: int) -> Row:
     """Time one tier with values of one size, `batch` bytes at a time; the first round is dropped.
 
     Raises InvalidRun if the tier does not keep or return what was stored.
@@ -61,45 +62,27 @@ def measure(spec: TierSpec, nbytes: int, batch: int, rounds: int, seed: int) -> 
         times = [_round(stack, spec, payloads, number) for number in range(rounds + 1)][1:]
     finally:
         stack.close()
-    stores, fetches = zip(*times, strict=True)
-    return TierSpeeds(
-        tier=spec.kind,
-        nbytes=nbytes,
-        values=values,
-        rounds=rounds,
-        store=_speed(stores, values * nbytes),
-        fetch=_speed(fetches, values * nbytes),
+    stores, fetches = (
+        [values * nbytes / 2**30 / seconds for seconds in column]
+        for column in zip(*times, strict=True)
     )
+    row = {"tier": spec.kind, "nbytes": nbytes, "values": values, "rounds": rounds}
+    return row | {"store": _speed(stores), "fetch": _speed(fetches)}
 
 
-def measure_all(
-    tiers: str, sizes: str, batch: str, rounds: int, seed: int, output: Path | None
-) -> str:
-    """Measure all tiers with all sizes; write JSON to `output`, if any, and return a table."""
-    rows = [
-        measure(spec, _size(size), _size(batch), rounds, seed)
-        for spec in parse_tiers(tiers)
-        for size in sizes.split(",")
-    ]
-    if output is not None:
-        facts = provenance.facts("machine", "cores", "load", "python")
-        facts["versions"] = provenance.facts("numpy", "xxhash")
-        facts |= {"seed": seed, "values": "random bytes"}
-        output.parent.mkdir(parents=True, exist_ok=True)
-        document = {"schema": 1, "provenance": facts, "rows": [asdict(row) for row in rows]}
-        write_json(output, document)
-    return table(rows)
-
-
-def table(rows: Sequence[TierSpeeds]) -> str:
+def render(rows: Sequence[Row]) -> str:
     """The rows in Markdown: medians, in brackets slowest and fastest."""
     head = ("tier", "value MiB", "batch", "n", "store GiB/s", "fetch GiB/s")
-    return markdown.table(head, map(_cells, rows))
-
-
-def _cells(row: TierSpeeds) -> list[str]:
-    counts = (f"{row.nbytes / 2**20:g}", str(row.values), str(row.rounds))
-    return [row.tier, *counts, _text(row.store), _text(row.fetch)]
+    lines = (
+        (
+            row["tier"],
+            f"{row['nbytes'] / 2**20:g}",
+            *(str(row[name]) for name in ("values", "rounds")),
+            *("{median:.2f} ({slowest:.2f}-{fastest:.2f})".format(**row[way]) for way in _WAYS),
+        )
+        for row in rows
+    )
+    return table(head, lines)
 
 
 def _round(
@@ -125,13 +108,8 @@ def _timed(call: Callable[[], T]) -> tuple[float, T]:
     return perf_counter() - start, result
 
 
-def _speed(seconds: Sequence[float], nbytes: int) -> Speed:
-    speeds = [nbytes / 2**30 / second for second in seconds]
-    return Speed(statistics.median(speeds), min(speeds), max(speeds))
-
-
-def _text(speed: Speed) -> str:
-    return f"{speed.median:.2f} ({speed.slowest:.2f}-{speed.fastest:.2f})"
+def _speed(speeds: Sequence[float]) -> dict[str, float]:
+    return {"median": median(speeds), "slowest": min(speeds), "fastest": max(speeds)}
 
 
 def _size(text: str) -> int:

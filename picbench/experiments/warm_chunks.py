@@ -154,11 +154,11 @@ def ask_warm(engine: ServedEngine, *, name: str, chunks: int, first: bool) -> An
 
 
 def ask_stock(engine: ServedEngine, *, name: str, chunks: int, fresh: int) -> Answers:
-    """A prompt of which all but `fresh` tokens are cached, and one of which nothing is.
+    """A prompt with all but `fresh` tokens cached, and one with nothing cached.
 
     All that it may begin with is asked for before, so that no block of it was evicted since: hits
-    of other lengths leave its last blocks unused, and prompts of which nothing is cached fill the
-    pool. Raises InvalidRun if it finds another number of tokens, a block's worth apart.
+    of other lengths leave its last blocks unused, and prompts without cached tokens fill
+    the pool. Raises InvalidRun if it finds another number of tokens, a block's worth apart.
     """
     known = ask("prefix", draw(chunks, "any"), "any")
     engine.first_token(known)

@@ -204,11 +204,46 @@ def decode_figures(found: WaveTimes, reply: int) -> dict[str, float]:
         "tokens_s": count * reply / (found.steps[-1] - found.began),
         "decode_tokens_s": count * share * len(gaps) / (inside[-1] - inside[0]),
         "tpot_ms": median(gaps) / share * 1e3,
-        "tpot_p99_ms": quantiles(gaps, n=100, method="inclusive")[-1] * 1e3,
+        "tpot_p99_ms": p99(gaps) * 1e3,
         "ttft_ms": median(r.timings.ttft for r in found.results) * 1e3,
         "steps": len(gaps),
         "tokens_a_step": share,
     }
+
+
+def serve_beside(
+    engine: Engine, prompts: Sequence[Request], others: Sequence[Request], *, gap: int, reply: int
+) -> list[tuple[float, float]]:
+    """When each step began and ended, in seconds, while `others` decode `reply` tokens each.
+
+    A prompt arrives every `gap` steps. Each step gives each of the others a token. Raises
+    InvalidRun if prompts did not arrive, or were not answered, before the others ended.
+    """
+    left = {engine.submit(each, max_tokens=reply, ignore_eos=True) for each in others}
+    waiting, asked = list(prompts), set[str]()
+    steps: list[tuple[float, float]] = []
+    while left:
+        if waiting and steps and len(steps) % gap == 0:
+            asked.add(engine.submit(waiting.pop(0), max_tokens=1, ignore_eos=True))
+        began = time.perf_counter()
+        ended = engine.step().keys()
+        steps.append((began, time.perf_counter()))
+        left -= ended
+        asked -= ended
+    late = len(asked)
+    while asked:
+        asked -= engine.step().keys()
+    if waiting or late:
+        raise InvalidRun(
+            f"{len(waiting)} prompts did not arrive and {late} did not end while others decoded",
+            hint="raise `reply`",
+        )
+    return steps
+
+
+def p99(values: Sequence[float]) -> float:
+    """The 99th percentile."""
+    return quantiles(values, n=100, method="inclusive")[-1]
 
 
 #: Tokens of a reply when engines are warmed up.

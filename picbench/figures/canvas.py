@@ -236,12 +236,20 @@ def _columns(names: Collection[str]) -> int:
     return 1
 
 
+def lay_out(axis: "Axes") -> "Figure":
+    """Place everything, so that places in the figure are known; the figure."""
+    figure = axis.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    return figure
+
+
 def label_ends(axis: "Axes", ends: Sequence[tuple[str, float, float, str]]) -> None:
     """Names to the right of the axes, next to where lines end: (name, x, y, colour) each.
 
     Names that would overlap are moved apart, and a thin line leads to each. Needs final limits.
     """
-    axis.get_figure(root=True).draw_without_rendering()
+    lay_out(axis)
     lines = max((name.count("\n") + 1 for name, *_ in ends), default=1)
     gap = LABEL * 1.15 * lines / (axis.bbox.height * 72 / axis.figure.dpi)
     in_axes = axis.transScale + axis.transLimits
@@ -294,11 +302,9 @@ def label_points(
     Points without a name and `drawn`, places of other ink, are kept free. Needs final limits and
     all that is beside the axes, because the layout stays as it is from here on.
     """
-    from adjustText import adjust_text
+    from adjustText import adjust_text  # type: ignore[import-untyped]
 
-    figure = axis.get_figure(root=True)
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    lay_out(axis).set_layout_engine("none")
     named = [point for point in points if point[0]]
     ink = [*((x, y) for _, x, y, _ in points), *drawn]
     texts = [

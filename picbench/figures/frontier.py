@@ -96,7 +96,7 @@ def draw_frontier(
             _scale(axis)
         low = min(point.low for points in panels.values() for point in points)
         axes[0][0].set_ylim(10 * (10 * low // 1), 103)
-        handles = {}
+        handles: dict[str, Any] = {}
         for number, axis in enumerate(axes.flat):
             last = number + _ACROSS >= len(panels)
             axis.set_visible(number < len(panels))

@@ -15,6 +15,7 @@ from picbench.figures.canvas import (
     draw_legend,
     label_ends,
     label_points,
+    lay_out,
     scale,
 )
 
@@ -86,7 +87,7 @@ def draw_lines(
 
 def _tick_names(axis: "Axes", ticks: Mapping[float, str]) -> list[str]:
     """Names of ticks, without those that would touch the next one's."""
-    axis.get_figure(root=True).draw_without_rendering()
+    lay_out(axis)
     low, _ = axis.get_ylim()
     names: dict[float, str] = {}
     end = float("inf")
@@ -102,7 +103,7 @@ def _move(axis: "Axes", drawn: Iterable[Any], points: float) -> None:
     """Move what is drawn; afterwards, as the axes' limits are of data that is where it is."""
     from matplotlib.transforms import ScaledTranslation
 
-    aside = ScaledTranslation(points / 72, 0, axis.get_figure(root=True).dpi_scale_trans)
+    aside = ScaledTranslation(points / 72, 0, axis.figure.dpi_scale_trans)
     for artist in drawn:
         artist.set_transform(axis.transData + aside)
 
@@ -175,7 +176,7 @@ def draw_dots(
                 y = number - 0.4 + step * (place + 0.5)
                 for spots, face in ((row, colour), (printed.get(workload, {}), "white")):
                     if (spot := spots.get(arm)) is not None:
-                        style = {"color": colour, "marker": marker, "mfc": face, "mew": 0.8}
+                        style: Any = {"color": colour, "marker": marker, "mfc": face, "mew": 0.8}
                         reach = spot.reach(spot.x)
                         axis.errorbar(spot.x, y, xerr=reach, elinewidth=0.6, capsize=1.5, **style)
             if number:
@@ -200,7 +201,7 @@ def draw_bars(panel: Panel, bars: Mapping[str, Spot], base: Path) -> None:
         axis = figure.subplots()
         for number, spot in enumerate(bars.values()):
             axis.barh(number, spot.x, color=PALETTE[5], height=0.72, zorder=2)
-            black = {"color": "#000000", "lw": 0.7, "capsize": 1.5, "zorder": 3}
+            black: Any = {"color": "#000000", "lw": 0.7, "capsize": 1.5, "zorder": 3}
             axis.errorbar(spot.x, number, xerr=spot.reach(spot.x), **black)
             axis.annotate(
                 f"{spot.x:,.0f}" if spot.x >= 99.95 else f"{spot.x:#.3g}",

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from picbench.engines.ledger import KINDS
@@ -20,7 +21,7 @@ from picbench.figures.canvas import (
 )
 from picbench.files import FULL_DISK, write_whole
 from picbench.store.reader import Run, read_run
-from picbench.store.summary import ArmSummary
+from picbench.store.summary import BASELINE, ArmSummary
 from picbench.tables.run import (
     as_csv,
     as_markdown,
@@ -32,6 +33,9 @@ from picbench.tables.run import (
 
 #: Points of a line over time; more cannot be told apart in a panel.
 _POINTS = 300
+
+#: Groups of neighbouring requests on a line, and requests in one at least.
+_GROUPS, _GROUP = 20, 5
 
 #: Panels beside each other.
 _COLUMNS = 3
@@ -170,10 +174,58 @@ def draw_scores(
         write(figure, caption, base)
 
 
-def _legend(figure: Any, arms: Sequence[str]) -> None:
+def draw_trend(samples: pd.DataFrame, caption: str, base: Path, full: str | None = None) -> None:
+    """TTFT over that of the arm `full`, or TTFT itself, and reuse, over the requests of each arm.
+
+    `samples` is `samples_frame`'s. Points are geometric means (TTFT) and means (reuse) of groups of
+    neighbours; a panel without two of an arm is left out, and without any nothing is drawn.
+    """
+    waits = samples["ttft_ms"].astype(float).where(samples["timed"].astype(bool))
+    label = "TTFT, ms"
+    if full in samples["arm"].to_numpy():
+        by, theirs = ["sample", "repeat"], samples.assign(wait=waits)[samples["arm"] == full]
+        known = theirs.dropna(subset="wait").drop_duplicates(by, keep="last")
+        waits /= samples[by].merge(known[[*by, "wait"]], how="left", on=by)["wait"].to_numpy()
+        label = f"TTFT over {full}'s"
+    logs = np.log(waits.where(waits > 0))
+    reused = 100 * samples["tokens_reused"].astype(float) / samples["tokens_prompt"]
+    arms = list(dict.fromkeys(samples["arm"]))
+    panels = {
+        label: {arm: np.exp(_grouped(logs[samples["arm"] == arm])) for arm in arms},
+        "tokens reused, %": {arm: _grouped(reused[samples["arm"] == arm]) for arm in arms},
+    }
+    shown = [name for name, lines in panels.items() if any(len(of) > 1 for of in lines.values())]
+    if not shown:
+        return
+    with drawing(WIDTH, 3.2) as figure:
+        for axis, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+            for place, (arm, (colour, _)) in enumerate(arm_styles(arms).items()):
+                line = panels[name][arm]
+                axis.plot(line, color=colour, ls=line_style(place), lw=1.4, label=arm)
+            axis.set(xlabel="request", ylabel=name, xlim=0)
+            axis.set_ylim(bottom=0)
+        handles, labels = axis.get_legend_handles_labels()
+        _legend(figure, arms, handles=handles, labels=labels)
+        write(figure, caption, base)
+
+
+def _grouped(values: "pd.Series[float]") -> "pd.Series[float]":
+    """The centre of each group of neighbours, at the number of its last request.
+
+    A group that is less than half full is left out.
+    """
+    known = pd.Series(values.to_numpy(), index=range(1, len(values) + 1)).dropna()
+    size = max(_GROUP, -(-len(known) // _GROUPS))
+    groups = known.groupby(np.arange(len(known)) // size)
+    whole = {of.index[-1]: of.mean() for _, of in groups if 2 * len(of) >= size}
+    return pd.Series(whole, dtype=float)
+
+
+def _legend(figure: Any, arms: Sequence[str], **entries: Any) -> None:
     """Names above the plot, where they hide nothing; long ones in fewer columns."""
     columns = 4 if max(map(len, arms)) <= _SHORT else 3
-    figure.legend(fontsize=8, loc="outside upper left", ncols=min(columns, len(arms)))
+    place = {"loc": "outside upper left", "ncols": min(columns, len(arms))}
+    figure.legend(fontsize=8, **place, **entries)
 
 
 def _score_label(arm: ArmSummary) -> str:
@@ -187,7 +239,7 @@ def write_run_files(path: Path) -> Iterator[str]:
     Yields a line for each that could not be made: the run is complete without any of them. Raises
     OSError for a disk that is full: with room, the same command makes them all.
     """
-    found = _RunFrames(read_run(path))
+    found = _RunFrames(read_run(path), path)
     for name, make in _WRITERS.items():
         try:
             make(found)
@@ -199,11 +251,19 @@ def write_run_files(path: Path) -> Iterator[str]:
             yield f"{name} was not made: {type(error).__name__}: {reason}"
 
 
-class _RunFrames:
-    """A run, and the frame of its samples, which two figures need."""
+def draw_run(run: Run, name: str, folder: Path) -> None:
+    """Draw one figure of a run into a folder: ``ttft``, ``memory``, ``accuracy`` or ``trend``.
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    A figure that would be empty is not drawn. Raises ConfigError for a file that is missing.
+    """
+    _WRITERS[name](_RunFrames(run, folder))
+
+
+class _RunFrames:
+    """A run, and the frame of its samples, which three figures need; files go into `folder`."""
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        self.run, self._folder = run, folder
         self.caption = caption(run)
         self.labels = figure_labels(run.summary)
 
@@ -220,7 +280,7 @@ class _RunFrames:
         return frame.assign(arm=frame["arm"].replace(self.labels))
 
     def file(self, name: str) -> Path:
-        return self.run.path / name
+        return self._folder / name
 
 
 def _table(found: _RunFrames) -> None:
@@ -242,6 +302,10 @@ def _scores(found: _RunFrames) -> None:
     draw_scores(found.samples, found.arms, found.caption, found.file("accuracy"))
 
 
+def _trend(found: _RunFrames) -> None:
+    draw_trend(found.samples, found.caption, found.file("trend"), found.labels.get(BASELINE))
+
+
 _WRITERS: Mapping[str, Callable[[_RunFrames], None]] = MappingProxyType(
-    {"table": _table, "ttft": _ttft, "memory": _memory, "accuracy": _scores}
+    {"table": _table, "ttft": _ttft, "memory": _memory, "accuracy": _scores, "trend": _trend}
 )

@@ -484,15 +484,17 @@ class AccuracyRun:
                 f"`models`: two are called {max(names, key=names.count)}", hint="rename a folder"
             )
         for model in found:
-            serve_arms.measure(self.serving(model), self.commit, self.output / SCORES)
+            serve_arms.measure(self.serving(model))
 
     def serving(self, model: NamedModel) -> serve_arms.ServeSettings:
         """How a model's rows are served."""
         size = self.settings.engines[self.device]
         return serve_arms.ServeSettings(
+            output=self.output / SCORES,
+            commit=self.commit,
             model=model.spec,
             name=model.name,
-            datasets=tuple(self.settings.datasets),
+            dataset=tuple(self.settings.datasets),
             rows=self.settings.rows,
             algo=arm_names(self.settings.arms),
             device=self.device,

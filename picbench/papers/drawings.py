@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean, mode, stdev
 
@@ -127,22 +128,16 @@ def _thousands(label: str) -> str:
 
 
 def _draw_dots(drawing: Drawing, data: ExperimentData, published: Published, base: Path) -> None:
-    def ours(label: str, arm: str) -> Spot | None:
-        found = _spot(data, label, arm, drawing.metric, 0)
-        return found and Spot(found.y, 0, found.low, found.high)
-
-    def theirs(label: str, arm: str) -> Spot | None:
-        found = published.result(label, drawing.printed, arm)
-        return found and Spot(found[0], 0, found[0] - found[1], found[0] + found[1])
-
-    def rows(value: Callable[[str, str], Spot | None]) -> dict[str, dict[str, Spot]]:
-        return {
-            f"{label}-like": {arm: spot for arm in data.arms if (spot := value(label, arm))}
-            for label in data.labels
-        }
-
+    ours: dict[str, dict[str, Spot]] = {f"{label}-like": {} for label in data.labels}
+    theirs: dict[str, dict[str, Spot]] = {name: {} for name in ours}
+    for label, arm in product(data.labels, data.arms):
+        if (found := _spot(data, label, arm, drawing.metric, 0)) is not None:
+            ours[f"{label}-like"][arm] = Spot(found.y, 0, found.low, found.high)
+        if (printed := published.result(label, drawing.printed, arm)) is not None:
+            mean, sd = printed
+            theirs[f"{label}-like"][arm] = Spot(mean, 0, mean - sd, mean + sd)
     note = f"{_note(data)} Hollow: printed, {published.label}."
-    draw_dots(Panel(drawing.label, "", note, log_x=drawing.log), rows(ours), rows(theirs), base)
+    draw_dots(Panel(drawing.label, "", note, log_x=drawing.log), ours, theirs, base)
 
 
 def _draw_bars(drawing: Drawing, data: ExperimentData, _: Published, base: Path) -> None:

@@ -177,13 +177,15 @@ class Reproduction:
     def _measure_scores(self, wanted: ScoreSettings) -> None:
         for model in wanted.models:
             settings = serve_arms.ServeSettings(
+                output=self.scored,
+                commit=self.commit,
                 model=model,
-                datasets=tuple(wanted.datasets),
+                dataset=tuple(wanted.datasets),
                 rows=wanted.rows,
                 device=self.device,
                 dtype="bfloat16" if self.device == "cuda" else "float32",
             )
-            serve_arms.measure(settings, self.commit, self.scored)
+            serve_arms.measure(settings)
 
 
 #: Prompt tokens of a row under an arm, tokens a second of all arms in one batch, and seconds of a

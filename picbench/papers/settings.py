@@ -311,7 +311,13 @@ def read_settings(paper: str, path: Path | None = None) -> Settings:
         raise ConfigError(f"no paper is called {paper!r}", hint=closest(paper, PAPERS))
     path = path or FILES / f"{paper}.yaml"
     settings = read_yaml(Settings, path)
-    _check_names(settings, path)
+    known = settings.experiments
+    for name, figure in settings.figures.items():
+        if figure.experiment not in known:
+            raise ConfigError(
+                f"`settings` {path}: figures.{name}: no experiment {figure.experiment!r}",
+                hint=closest(figure.experiment, known),
+            )
     return settings
 
 
@@ -402,17 +408,6 @@ def find_preset(name: str) -> Mapping[str, Any]:
     return known[name]
 
 
-def _check_names(settings: Settings, path: Path) -> None:
-    """ConfigError for a figure of an experiment that is not there."""
-    known = settings.experiments
-    for name, figure in settings.figures.items():
-        if figure.experiment not in known:
-            raise ConfigError(
-                f"`settings` {path}: figures.{name}: no experiment {figure.experiment!r}",
-                hint=closest(figure.experiment, known),
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class Published:
     """A paper's printed numbers and what they were measured on."""
@@ -429,15 +424,18 @@ class Published:
 
     def workload(self, label: str) -> Mapping[str, Any]:
         """Table 1's row of a workload; empty where the paper has none."""
-        rows: Mapping[str, Any] = self.content.get("table1", {}).get("rows", {})
-        found: Mapping[str, Any] = rows.get(label, {})
+        found: Mapping[str, Any] = self._rows("table1").get(label, {})
         return found
 
     def result(self, label: str, metric: str, arm: str) -> tuple[float, float] | None:
         """Table 2's mean and deviation of an arm (``mepic``, ``epic``, ``cacheblend``)."""
-        rows = self.content.get("table2", {}).get("rows", {})
-        found = rows.get(label, {}).get(metric, {}).get(arm.partition(":")[0])
+        printed = self._rows("table2").get(label, {}).get(metric, {})
+        found = printed.get(arm.partition(":")[0])
         return None if found is None else (float(found[0]), float(found[1]))
+
+    def _rows(self, table: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.content.get(table, {}).get("rows", {})
+        return found
 
     def text(self, figure: str) -> Mapping[str, str]:
         """What the paper's text says about a figure."""

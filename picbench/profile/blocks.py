@@ -140,11 +140,6 @@ class SimulatedPool:
         self._cached: dict[Hashable, list[HeldRun]] = {}
 
     @property
-    def available(self) -> int:
-        """Blocks without references."""
-        return self._free + self._idle_blocks
-
-    @property
     def keyed(self) -> int:
         """Idle blocks that hold KV."""
         return self._idle_blocks
@@ -163,7 +158,7 @@ class SimulatedPool:
 
     def allocate(self, blocks: int) -> None:
         """Take blocks: empty ones first, then the least recently used. Raises PoolTooSmallError."""
-        if blocks > self.available:
+        if blocks > self._free + self._idle_blocks:
             raise PoolTooSmallError
         taken = min(blocks, self._free)
         self._free -= taken

@@ -8,7 +8,7 @@ because another program on the machine makes a cell several times as long. How w
 interpolates is measured by leaving out one point of the grid after another (`leave_one_out`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from math import inf
@@ -295,8 +295,10 @@ class _ArmKind:
     requests a second, `tails` the 95th percentiles over medians of cells whose requests are alike.
     """
 
-    def __init__(self, grid: MeasuredGrid, measured: MeasuredGrid, *, linked: bool) -> None:
-        self._grid, self._linked = grid, linked
+    def __init__(
+        self, grid: MeasuredGrid, measured: MeasuredGrid, arms: Collection[str], *, linked: bool
+    ) -> None:
+        self._grid, self._arms, self._linked = grid, arms, linked
         self.graphs = grid.facts.captured(linked=linked)
         self.ttft = fit(list(self.first_tokens()))
         self.seconds = fit(list(self.loops()))
@@ -372,8 +374,7 @@ class _ArmKind:
 
     def _observed(self, measured: MeasuredGrid) -> Iterator[tuple[GridPoint, list[ArmCell]]]:
         """Each point of a closed loop, and the repeats of each arm of the kind in it."""
-        registry = Registry()
-        arms = [a for a in measured.arms if links_chunks(registry.parse(a)) is self._linked]
+        arms = [arm for arm in measured.arms if arm in self._arms]
         for point, cells in measured.points().items():
             for arm in arms if point.load in (ALONE, BURST) else ():
                 if repeats := [cell.arms[arm] for cell in cells if arm in cell.arms]:
@@ -402,8 +403,12 @@ class GridPredictor:
     ) -> None:
         self.grid, self.calibration = grid, calibration
         self._block_bytes = block_bytes or grid.facts.block_bytes
+        self._registry = Registry()
         measured = calibration or grid
-        self._kinds = {linked: _ArmKind(grid, measured, linked=linked) for linked in (False, True)}
+        self._kinds = {
+            linked: _ArmKind(grid, measured, self._arms(linked=linked), linked=linked)
+            for linked in (False, True)
+        }
         if calibration is not None:
             _require_like(grid, calibration, self._kinds.values())
 
@@ -447,7 +452,7 @@ class GridPredictor:
 
     def predict_cell(self, arm: str, point: GridPoint, cell: ArmCell) -> CellPrediction:
         """The times of a cell that an arm has served, from what it computed there."""
-        kind = self._kinds[links_chunks(Registry().parse(arm))]
+        kind = self._kinds[self._links(arm)]
         found = kind.predict(point, cell)
         slow, longer = self._slowness(kind, _first(cell), cell.computed)
         return CellPrediction(
@@ -462,6 +467,14 @@ class GridPredictor:
             leave_one_out([list(kind.first_tokens()) for kind in kinds]),
             leave_one_out([list(kind.loops()) for kind in kinds]),
         )
+
+    def _links(self, arm: str) -> bool:
+        return links_chunks(self._registry.parse(arm))
+
+    def _arms(self, *, linked: bool) -> list[str]:
+        """The measured arms of a kind."""
+        found = (*self.grid.arms, *(self.calibration.arms if self.calibration else ()))
+        return [arm for arm in dict.fromkeys(found) if self._links(arm) is linked]
 
     def _slowness(self, kind: _ArmKind, first: float, computed: float) -> tuple[float, float]:
         """The ratios of times on this machine to the grid's: of first tokens, of the engine's work.

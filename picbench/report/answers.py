@@ -1,14 +1,14 @@
 """Samples whose score differs from full's in some arm, with all that explains a reply."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from picbench.compare.arm import sample_labels
 from picbench.report.contents import RunContents
-from picbench.report.sections import HtmlCell, HtmlTable, number, text
 from picbench.store.records import SampleRow
 from picbench.store.summary import BASELINE
 from picbench.store.writer import WORKLOAD, ChunkLine, StoredSample, TextSegment
+from picbench.tables.table import Column, Table
 
 #: Samples that are shown at most, whatever room there is.
 SAMPLES = 200
@@ -31,10 +31,16 @@ class BrowsedSample:
     sample: str
     question: str | None
     answers: Sequence[str]
-    replies: HtmlTable
+    replies: Table
     passages: Sequence[str]
     flipped: Sequence[str]
     change: str
+
+    @property
+    def size(self) -> int:
+        """About how many characters it takes, its passages apart."""
+        texts = sum(len(text) + 30 for row in self.replies.texts() for text in row)
+        return texts + len(self.question or "") + 70 * len(self.passages) + 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +59,10 @@ class AnswerBrowser:
 
 def browse_answers(contents: RunContents, room: int) -> AnswerBrowser | None:
     """The flipped samples in about `room` characters; None where nothing was compared."""
-    comparison = contents.comparison
-    if comparison is None:
+    if contents.comparison is None:
         return None
     flipped: dict[str, dict[str, float]] = {}
-    for arm in comparison.arms:
+    for arm in contents.compared:
         for flip in arm.flips:
             change = (flip.after or 0.0) - (flip.before or 0.0)
             flipped.setdefault(flip.sample, {})[arm.after] = change
@@ -65,29 +70,29 @@ def browse_answers(contents: RunContents, room: int) -> AnswerBrowser | None:
     replies = _by_sample(contents, order[:SAMPLES])
     asked = {name: next(iter(rows.values())).sample for name, rows in replies.items()}
     sent = contents.sent({*asked.values()})
-    samples: list[BrowsedSample] = []
-    passages: dict[str, str] = {}
+    samples, passages = list[BrowsedSample](), dict[str, str]()
     for name in order[:SAMPLES]:
         stored = sent.get(asked[name])
-        found = _sample(name, stored, replies[name], flipped[name], contents)
-        new = {k: v for k, v in _passages(stored).items() if k not in passages}
-        room -= _size(found) + sum(map(len, new.values()))
+        found = _sample(name, stored, replies[name], flipped[name], contents.metric)
+        new = {key: text for key, text in _passages(stored).items() if key not in passages}
+        room -= found.size + sum(map(len, new.values()))
         if room < 0 and samples:
             break
         samples.append(found)
         passages |= new
-    arms = [arm.after for arm in comparison.arms if arm.flips]
-    return AnswerBrowser(samples, len(order), arms, passages, _notes(contents, samples, order))
+    arms = [arm.after for arm in contents.compared if arm.flips]
+    notes = [*_notes(contents, len(samples), len(order))]
+    return AnswerBrowser(samples, len(order), arms, passages, notes)
 
 
 def _by_sample(contents: RunContents, wanted: Iterable[str]) -> dict[str, dict[str, SampleRow]]:
     """Answered rows of the wanted samples by arm, named as comparisons name them."""
     found: dict[str, dict[str, SampleRow]] = {name: {} for name in wanted}
-    for arm in contents.arms.values():
-        answered = [row for row in arm.rows if row.error is None]
+    for arm, facts in contents.arms.items():
+        answered = [row for row in facts.rows if row.error is None]
         for name, row in zip(sample_labels(answered), answered, strict=True):
             if name in found:
-                found[name][arm.name] = row
+                found[name][arm] = row
     return found
 
 
@@ -96,59 +101,36 @@ def _sample(
     stored: StoredSample | None,
     rows: Mapping[str, SampleRow],
     flipped: Mapping[str, float],
-    contents: RunContents,
+    metric: str,
 ) -> BrowsedSample:
-    head = (
-        "arm",
-        "reply",
-        contents.metric,
-        "outcome",
-        "TTFT ms",
-        "reused",
-        "linked",
-        "compiled",
-        "chunk blocks",
-    )
+    counts = ("reused", "linked", "compiled", "chunk blocks")
+    head = [
+        *(Column("arm"), Column("reply"), Column(metric, 3), Column("outcome"), Column("TTFT ms")),
+        *(Column(title, 0) for title in counts),
+    ]
     order = sorted(rows, key=lambda arm: (arm != BASELINE, arm not in flipped))
-    table = HtmlTable("", head, [_reply(arm, rows[arm]) for arm in order], (), contents.labels)
+    texts = [] if stored is None else [s for s in stored.segments if s.chunk is None]
     largest = sorted(flipped, key=lambda arm: -abs(flipped[arm]))
     return BrowsedSample(
         sample=name,
-        question=_question(stored),
+        # The prompt's last text is what is asked.
+        question=_cut(_content(texts[-1]), _REPLY) if texts else None,
         answers=() if stored is None else stored.answers,
-        replies=table,
+        replies=Table("", head, [_reply(arm, rows[arm]) for arm in order]),
         passages=list(_passages(stored)),
         flipped=list(flipped),
         change=", ".join(f"{arm} {flipped[arm]:+.2f}" for arm in largest[:_NAMED]),
     )
 
 
-def _reply(arm: str, row: SampleRow) -> list[HtmlCell]:
-    return [
-        text(arm),
-        text(_cut(row.text or "", _REPLY)),
-        number(row.score, "{:.3f}"),
-        text(row.outcome),
-        number(row.ttft_ms),
-        number(row.tokens.reused, "{:,}"),
-        number(row.tokens.linked, "{:,}"),
-        number(row.tokens.compiled, "{:,}"),
-        number(row.hits.chunk, "{:,}"),
-    ]
-
-
-def _question(stored: StoredSample | None) -> str | None:
-    """The prompt's last text, which is what is asked."""
-    if stored is None:
-        return None
-    texts = [segment for segment in stored.segments if segment.chunk is None]
-    return _cut(_content(texts[-1]), _REPLY) if texts else None
+def _reply(arm: str, row: SampleRow) -> list[str | float | None]:
+    tokens, text = row.tokens, _cut(row.text or "", _REPLY)
+    counts = (tokens.reused, tokens.linked, tokens.compiled, row.hits.chunk)
+    return [arm, text, row.score, str(row.outcome), row.ttft_ms, *counts]
 
 
 def _passages(stored: StoredSample | None) -> dict[str, str]:
-    if stored is None:
-        return {}
-    chunks = [segment for segment in stored.segments if segment.chunk is not None]
+    chunks = [] if stored is None else [s for s in stored.segments if s.chunk is not None]
     return {str(segment.chunk): _cut(_content(segment), _PASSAGE) for segment in chunks}
 
 
@@ -162,21 +144,11 @@ def _cut(value: str, length: int) -> str:
     return value if more <= 0 else f"{value[:length]} ... ({more:,} more characters)"
 
 
-def _size(sample: BrowsedSample) -> int:
-    """About how many characters a sample takes, its passages apart."""
-    cells = sum(len(cell.text) + 30 for row in sample.replies.rows for cell in row)
-    return cells + len(sample.question or "") + 70 * len(sample.passages) + 1000
-
-
-def _notes(
-    contents: RunContents, samples: Sequence[BrowsedSample], order: Sequence[str]
-) -> list[str]:
-    notes = []
-    if len(samples) < len(order):
-        notes.append(
-            f"The {len(samples):,} of {len(order):,} that changed most; picbench compare "
+def _notes(contents: RunContents, shown: int, total: int) -> Iterator[str]:
+    if shown < total:
+        yield (
+            f"The {shown:,} of {total:,} that changed most; picbench compare "
             f"{contents.run.path} --format json lists all."
         )
     if WORKLOAD in contents.missing:
-        notes.append("The run did not keep what it sent: questions and passages are not known.")
-    return notes
+        yield "The run did not keep what it sent: questions and passages are not known."

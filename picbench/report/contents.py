@@ -1,52 +1,64 @@
-"""What a report needs of a run, as far as the run got."""
+"""What a report says of a run, as far as the run got: its arms, a verdict, reasons to doubt it."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from picbench.compare.arm import ArmComparison, MeasuredArm, MetricChange, measured_arms, placed
-from picbench.compare.comparison import ComparisonSettings, RunComparison, adjusted, compare_in_run
-from picbench.compare.intervals import (
-    Interval,
-    Quantile,
-    StudentMean,
-    repeated_quantile,
-    sum_clusters,
+from picbench.compare.arm import (
+    SCORE,
+    SCORE_OF_ALL,
+    ArmComparison,
+    MeasuredArm,
+    MetricChange,
+    arm_of,
+    quantile_of,
 )
+from picbench.compare.comparison import ComparisonSettings, RunComparison, adjusted, compare_in_run
+from picbench.compare.formats import drift_words
+from picbench.compare.intervals import Interval, Quantile, StudentMean, sum_clusters, values_needed
 from picbench.compare.significance import Loss, loss_bounds, unseen_share
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError, IncomparableRuns
+from picbench.run.result import late_kernels, slow_tiers
 from picbench.store.manifest import FINAL
 from picbench.store.reader import Run, Series, check_rows
 from picbench.store.records import SampleRow, Tally
 from picbench.store.summary import BASELINE, ArmSummary, summarise
 from picbench.store.writer import MEMORY, SAMPLES, SUMMARY, WORKLOAD, StoredSample
+from picbench.tables.run import stalled, subject_of
 
 T = TypeVar("T")
+
+#: Fewer requests than this have wide intervals.
+_FEW = 30
+
+#: Ends of intervals of ratios are not told below this, nor above its inverse.
+_LEAST = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class ArmFacts:
-    """One arm: its rows in the order of the run, its summary, and its timed TTFTs in ms.
+    """One arm: its rows in the order of the run, its summary, its answered requests in columns.
 
-    These are of requests at `places` in their `repeats`, as in a `MeasuredArm`. `score_interval` is
-    that of the mean score; None where scores say nothing of their spread.
+    `score_interval` is that of the mean score; None where scores say nothing of their spread.
     """
 
-    name: str
     rows: Sequence[SampleRow]
     summary: ArmSummary
-    ttft: Sequence[float]
-    places: Sequence[int]
-    repeats: Sequence[int]
+    measured: MeasuredArm
     score_interval: Interval | None
+
+    @property
+    def timed(self) -> int:
+        """How many requests have a time to the first token."""
+        return sum(time is not None for time in self.measured.times["ttft_ms"])
 
     def ttft_at(self, q: float) -> Quantile:
         """A quantile of TTFT in ms with its interval; without a value from too few requests."""
-        return repeated_quantile(self.ttft, q, self.places, self.repeats)
+        return quantile_of(self.measured, "ttft_ms", q)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +77,29 @@ class RunContents:
     notes: Sequence[str]
 
     @property
+    def name(self) -> str:
+        """That of the run directory."""
+        return self.run.path.resolve().name
+
+    @property
     def manifest(self) -> Mapping[str, Any]:
         """The manifest as JSON values."""
         return self.run.manifest
 
-    def sent(self, samples: Container[str]) -> Mapping[str, StoredSample]:
-        """What was sent for these samples; nothing where the run did not keep it."""
-        return {} if WORKLOAD in self.missing else self.run.samples_sent(samples)
+    @property
+    def summaries(self) -> dict[str, ArmSummary]:
+        """The summaries of the arms."""
+        return {name: arm.summary for name, arm in self.arms.items()}
+
+    @property
+    def compared(self) -> Sequence[ArmComparison]:
+        """The other arms against full; none where nothing is compared."""
+        return () if self.comparison is None else self.comparison.arms
 
     @property
     def metric(self) -> str:
         """How replies are scored."""
-        names = [arm.summary.score.metric for arm in self.arms.values()]
+        names = [arm.score.metric for arm in self.summaries.values()]
         return names[0] if names else str(self.manifest["workload"]["metric"] or "score")
 
     @property
@@ -87,17 +110,18 @@ class RunContents:
     @property
     def labels(self) -> list[str]:
         """What has to stand beside every number of this run."""
-        found = []
-        if not self.meaningful:
-            found.append(f"{self.manifest['model']['weights']} weights: scores mean nothing")
-        if self.manifest["workload"]["synthetic"]:
-            found.append("synthetic rows")
-        for name, arm in self.arms.items():
-            if arm.summary.provenance == "simulated":
-                found.append(f"{name}: simulated")
-        if self.manifest["status"] != "complete":
-            found.append(f"{self.manifest['status']} run")
-        return found
+        weights, status = self.manifest["model"]["weights"], self.manifest["status"]
+        arms = self.summaries.items()
+        return [
+            *([] if self.meaningful else [f"{weights} weights: scores mean nothing"]),
+            *(["synthetic rows"] if self.manifest["workload"]["synthetic"] else []),
+            *(f"{name}: simulated" for name, arm in arms if arm.provenance == "simulated"),
+            *([] if status == "complete" else [f"{status} run"]),
+        ]
+
+    def sent(self, samples: Container[str]) -> Mapping[str, StoredSample]:
+        """What was sent for these samples; nothing where the run did not keep it."""
+        return {} if WORKLOAD in self.missing else self.run.samples_sent(samples)
 
     def reusing(self) -> list[str]:
         """The arms that reuse chunks; an algorithm that is not installed here counts as one."""
@@ -118,30 +142,22 @@ def read_contents(run: Run, margin: float) -> RunContents:
     Raises ConfigError for files that are there and cannot be read, InvalidRun for a file of rows
     that lacks some which a run that ended has measured.
     """
-    found: dict[str, list[SampleRow]] = {}
+    rows: dict[str, list[SampleRow]] = {}
     for row in _read_if_there(lambda: run.rows, run.path / SAMPLES) or ():
-        found.setdefault(row.arm, []).append(row)
+        rows.setdefault(row.arm, []).append(row)
     summary = _read_if_there(lambda: run.summary, run.path / SUMMARY)
     if summary and run.manifest["status"] in FINAL and (run.path / SAMPLES).exists():
         check_rows(run)
     ledger = _read_if_there(lambda: run.ledger, run.path / MEMORY) or {}
-    known = {SAMPLES: found, SUMMARY: summary, MEMORY: ledger}
+    known = {SAMPLES: rows, SUMMARY: summary, MEMORY: ledger}
+    known[WORKLOAD] = (run.path / WORKLOAD).exists()
+    summaries = summary or _recomputed(run, rows)
+    arms = {name: _facts(name, found, summaries[name]) for name, found in rows.items()}
+    comparison, notes = None, ["nothing is compared before the run has a summary"]
+    if rows and summary:
+        comparison, notes = _compare_with_full(run, arms, ComparisonSettings(margin=margin))
     missing = [name for name, content in known.items() if not content]
-    if not (run.path / WORKLOAD).exists():
-        missing.append(WORKLOAD)
-    if found and summary:
-        comparison, notes = _compare_with_full(run, margin)
-    else:
-        comparison, notes = None, ["nothing is compared before the run has a summary"]
-    known_arms = summary or _recomputed(run, found)
-    return RunContents(
-        run=run,
-        arms={name: _facts(name, rows, known_arms[name]) for name, rows in found.items()},
-        ledger=ledger,
-        comparison=comparison,
-        missing=missing,
-        notes=notes,
-    )
+    return RunContents(run, arms, ledger, comparison, missing, notes)
 
 
 def _read_if_there(read: Callable[[], T], file: Path) -> T | None:
@@ -155,13 +171,7 @@ def _read_if_there(read: Callable[[], T], file: Path) -> T | None:
 
 
 def _facts(name: str, rows: Sequence[SampleRow], summary: ArmSummary) -> ArmFacts:
-    timed = [
-        (row.ttft_ms, place, row.repeat)
-        for place, row in placed(rows)
-        if row.timed and row.ttft_ms is not None
-    ]
-    ttft, places, repeats = zip(*timed, strict=True) if timed else ((), (), ())
-    return ArmFacts(name, rows, summary, ttft, places, repeats, _score_interval(rows))
+    return ArmFacts(rows, summary, arm_of(name, rows, summary), _score_interval(rows))
 
 
 def _score_interval(rows: Sequence[SampleRow]) -> Interval | None:
@@ -176,10 +186,8 @@ def _score_interval(rows: Sequence[SampleRow]) -> Interval | None:
         return None
     values, clusters = zip(*scores, strict=True)
     found = StudentMean.of(sum_clusters(np.asarray(values, dtype=np.float64), clusters))
-    interval = found.interval()
-    if interval is None or not found.standard_error:
-        return None
-    return interval.within(0.0, 1.0)
+    interval = found.interval() if found.standard_error else None
+    return interval and interval.within(0.0, 1.0)
 
 
 def _recomputed(run: Run, rows: Mapping[str, list[SampleRow]]) -> Mapping[str, ArmSummary]:
@@ -189,33 +197,27 @@ def _recomputed(run: Run, rows: Mapping[str, list[SampleRow]]) -> Mapping[str, A
     return summarise(tallies, metric=metric, meaningful=run.manifest["model"]["meaningful"])
 
 
-def _compare_with_full(run: Run, margin: float) -> tuple[RunComparison | None, list[str]]:
-    arms = measured_arms(run)
+def _compare_with_full(
+    run: Run, arms: Mapping[str, ArmFacts], settings: ComparisonSettings
+) -> tuple[RunComparison | None, list[str]]:
+    """Every other arm against full, as far as both answered anything, and what is not so."""
     if BASELINE not in arms:
         return None, [f"no arm {BASELINE} to compare with"]
-    others = [arm for name, arm in arms.items() if name != BASELINE]
-    if not others:
+    if len(arms) == 1:
         return None, [f"{BASELINE} is the only arm: nothing is compared"]
-    notes: list[str] = []
-    settings = ComparisonSettings(margin=margin)
-    found = [_compare(arms[BASELINE], arm, settings, notes) for arm in others]
-    compared = adjusted([arm for arm in found if arm is not None])
-    if not compared:
+    found, notes = list[ArmComparison](), list[str]()
+    for name, arm in arms.items():
+        try:
+            if name != BASELINE:
+                full = arms[BASELINE].measured
+                found.append(compare_in_run(full, arm.measured, settings, notes))
+        except IncomparableRuns as error:
+            notes.append(f"{name}: {error.message}")
+    if not found:
         return None, notes
-    score = next(iter(run.summary.values())).score
-    path = str(run.path)
+    score, path = next(iter(run.summary.values())).score, str(run.path)
+    compared = adjusted(found)
     return RunComparison(path, path, score.metric, score.meaningful, settings, compared), notes
-
-
-def _compare(
-    full: MeasuredArm, arm: MeasuredArm, settings: ComparisonSettings, notes: list[str]
-) -> ArmComparison | None:
-    """Compare, if anything was answered by both; `notes` get what is not so."""
-    try:
-        return compare_in_run(full, arm, settings, notes)
-    except IncomparableRuns as error:
-        notes.append(f"{arm.name}: {error.message}")
-        return None
 
 
 def drop_at_most(metric: MetricChange) -> float | None:
@@ -229,3 +231,149 @@ def drop_at_most(metric: MetricChange) -> float | None:
 def unseen_loss(metric: MetricChange) -> float | None:
     """The share of samples whose loss may have gone unseen, where that leaves the loss open."""
     return unseen_share(metric.change) if metric.loss is Loss.UNKNOWN else None
+
+
+def ratio_ends(metric: MetricChange) -> str:
+    """The ends of an interval of ratios, and what of drift is in it; nothing without an interval.
+
+    Digits far from 1, from too few rounds, say nothing.
+    """
+    interval = metric.change.interval
+    if interval is None:
+        return ""
+    low = f"below {_LEAST:g}" if interval.low < _LEAST else f"{interval.low:.2f}"
+    high = f"above {1 / _LEAST:g}" if interval.high > 1 / _LEAST else f"{interval.high:.2f}"
+    return f"{low} to {high}{drift_words(metric)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The verdict on a run in words; `detail` is what it means for the margin that was asked for.
+
+    `tone` is how the page colours it.
+    """
+
+    text: str
+    detail: str
+    tone: Literal["good", "bad", "open"] = "open"
+
+
+def headline(contents: RunContents) -> Headline:
+    """What the run's main arm gains and loses against full, or why that cannot be said."""
+    if contents.manifest["status"] == "invalid":
+        return Headline("Invalid run", f"{contents.manifest['reason'] or 'no reason given'}", "bad")
+    name = subject_of(contents.reusing())
+    arm = next((arm for arm in contents.compared if arm.after == name), None)
+    if contents.comparison is None or arm is None:
+        detail = contents.notes[0] if contents.notes else f"no arm reuses chunks beside {BASELINE}"
+        return Headline("No comparison", detail)
+    # Over all samples where some replies are unparsed: leaving these out flatters an arm.
+    score = arm.metric(SCORE_OF_ALL) or arm.metric(SCORE)
+    parts = ", ".join(_gains(contents, arm, score))
+    text = f"{arm.after} against {BASELINE}: {parts} (n={arm.pairs})"
+    margin = contents.comparison.settings.margin
+    if not contents.meaningful or score is None or margin is None:
+        return Headline(text, "Scores mean nothing here.")
+    if score.before == 0:
+        return Headline(text, f"{BASELINE} scores 0 on all of them, so there is no score to lose.")
+    unseen = unseen_loss(score)
+    if unseen is not None:
+        words = f"No score differs, but a loss in {unseen:.0%} of samples may go unseen."
+        return Headline(text, words)
+    if score.loss is Loss.WITHIN:
+        return Headline(text, f"It loses less than {margin:g}, with 95 % confidence.", "good")
+    if score.loss is Loss.BEYOND:
+        return Headline(text, f"It loses more than {margin:g}, with 95 % confidence.", "bad")
+    more = f": about {score.needed:,} samples would decide." if score.needed else "."
+    return Headline(text, f"Whether it loses more than {margin:g} is open{more}")
+
+
+def _gains(contents: RunContents, arm: ArmComparison, score: MetricChange | None) -> Iterator[str]:
+    ttft, peaks = arm.metric("ttft_ms"), arm.counter("peak_blocks")
+    if ttft is not None:
+        ends = ratio_ends(ttft)
+        yield f"first token in {ttft.change.value:.2f}x the time{f' ({ends})' if ends else ''}"
+    if peaks is not None and peaks.before:
+        yield f"{peaks.after / peaks.before:.2f}x the blocks at peak"
+    if score is not None and contents.meaningful:
+        found = score.change.interval
+        ends = "" if found is None else f" ({found.low:+.2f} to {found.high:+.2f})"
+        yield f"{contents.metric} {score.change.value:+.2f}{ends}"
+
+
+def cautions(contents: RunContents) -> list[str]:
+    """Reasons to doubt the numbers, the gravest first; none for a run with nothing against it."""
+    words = (_status, _workload, _arms, lambda found: found.notes, _sizes, _provenance)
+    return [line for say in words for line in say(contents)]
+
+
+def _status(contents: RunContents) -> Iterator[str]:
+    status, reason = contents.manifest["status"], contents.manifest["reason"]
+    because = f": {reason}" if reason else ""
+    if status == "invalid":
+        yield f"The run is invalid{because}. Its numbers mean nothing."
+    elif status == "partial":
+        yield f"Requests failed{because}; means are over those that were answered."
+    elif status != "complete":
+        yield f"The run is {status}{because}; this is what it has so far."
+    for name in contents.missing:
+        yield f"The run has no {name}; what is read from it is left out."
+
+
+def _workload(contents: RunContents) -> Iterator[str]:
+    model, workload = contents.manifest["model"], contents.manifest["workload"]
+    if not contents.meaningful:
+        yield f"The model has {model['weights']} weights: scores and replies mean nothing."
+    if workload["synthetic"]:
+        yield "The rows are synthetic, not the data set's own."
+    if contents.manifest["config"].get("drop"):
+        yield "Prompts lack passages on purpose: full does not know them either."
+    if workload["skipped_rows"]:
+        first = workload["first_skipped"]
+        yield f"{workload['skipped_rows']} malformed rows were left out, the first: {first}."
+    if workload["truncated"]:
+        yield f"{workload['truncated']} prompts were cut to fit the context."
+
+
+def _arms(contents: RunContents) -> Iterator[str]:
+    for name, arm in contents.arms.items():
+        failed = [row.error for row in arm.rows if row.error is not None]
+        if failed:
+            count = f"{len(failed)} of {len(arm.rows)} requests"
+            yield f"{name}: {count} failed, the first: {failed[0]}"
+        untimed = sum(row.error is None and not row.timed for row in arm.rows)
+        if untimed:
+            yield f"{name}: {untimed} requests were answered but not timed."
+        unparsed = arm.summary.outcomes.get("unparsed", 0)
+        if unparsed:
+            yield f"{name}: nothing to score in {unparsed} replies, which count as 0."
+    summaries = contents.summaries
+    for name, summary in summaries.items():
+        if summary.provenance == "simulated":
+            yield f"{name} is simulated: no engine computed anything, its numbers are a model's."
+    for line in (*stalled(summaries), *slow_tiers(summaries), *late_kernels(summaries)):
+        yield line.replace("`", "")
+    for name, document in contents.manifest["arms"].items():
+        for note in document["engine"].get("notes", ()):
+            yield f"{name}: {note}"
+
+
+def _sizes(contents: RunContents) -> Iterator[str]:
+    if not contents.arms:
+        yield "No request was answered."
+        return
+    fewest, needed = min(arm.timed for arm in contents.arms.values()), values_needed(0.99)
+    if fewest < _FEW:
+        yield f"Only {fewest} timed requests an arm: intervals are wide."
+    if fewest < needed:
+        yield f"p99 is not given: it needs {needed} timed requests, an arm has {fewest}."
+
+
+def _provenance(contents: RunContents) -> Iterator[str]:
+    if (contents.manifest["provenance"].get("git") or {}).get("dirty"):
+        yield "The code had changes that are in no commit."
+    attempts = contents.manifest["attempts"]
+    if len(attempts) > 1:
+        changed = sum(attempt["changed_outputs"] for attempt in attempts)
+        again = f"; {changed} replies were other ones when served again" if changed else ""
+        yield f"The run was continued {len(attempts) - 1} times{again}."

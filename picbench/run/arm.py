@@ -92,7 +92,7 @@ def _refuse_duplicates(arms: Iterable[Arm]) -> None:
 
 
 class ArmServer(Protocol):
-    """Serves the requests of one arm; EngineError when its engine is gone."""
+    """Serves the requests of one arm. Raises EngineError when its engine is gone."""
 
     def ready(self) -> Mapping[str, object]:
         """Wait until it is up and return what it is."""
@@ -184,7 +184,7 @@ def shareable(config: EngineConfig) -> EngineConfig:
 
 @dataclass
 class _Engine:
-    """An engine, what it said of itself, and the arm whose KV is in its caches."""
+    """An engine, its description, and the arm whose KV is in its caches."""
 
     server: ArmServer
     description: Mapping[str, object] | None = None
@@ -262,7 +262,7 @@ class BorrowedServer:
         return self._engine.server.call(function)
 
     def close(self) -> None:
-        """Give the engine back; it goes on."""
+        """Give the engine back; it keeps running."""
 
     def kill(self) -> None:
         """End the engine for all arms at once."""

@@ -165,7 +165,7 @@ def check_declared(
     arrivals: Sequence[float] | None,
     preload: Sequence[Sample],
 ) -> None:
-    """ConfigError where these requests cannot be measured in that state."""
+    """Raise ConfigError if these requests cannot be measured in that state."""
     if state == "cold" and arrivals is not None:
         raise ConfigError(
             "`cache=cold`: requests that arrive on their own overlap, and each finds what others "

@@ -326,7 +326,7 @@ def prepare(
     *,
     shared: bool = False,
 ) -> Job:
-    """Check all that can be checked before an engine starts; ConfigError for what is wrong.
+    """Check all that can be checked before an engine starts. Raises ConfigError for what is wrong.
 
     `memory` gives the bytes of each of so many GPUs, None where engines use none (`gpu_memory`).
     With `shared` arms have their engines from SharedEngines.

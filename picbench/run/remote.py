@@ -218,7 +218,7 @@ class PromptText:
         self._load = load
 
     def __call__(self, tokens: Sequence[int]) -> str | None:
-        """The text that a server tokenizes to `tokens`, None where there is none.
+        """The text that a server tokenizes to `tokens`, None if no text has these.
 
         Servers put a tokenizer's BOS before a text themselves.
         """
@@ -277,7 +277,7 @@ class RemoteServer:
         self._meter = ServerMeter(self._client, _beside(endpoint, "metrics"))
 
     def ready(self) -> Mapping[str, object]:
-        """What the server says of itself; ConfigError unless it is there and serves the model."""
+        """Describe the server. Raises ConfigError unless it is there and serves the model."""
         return self._runner.run(self._describe())
 
     def run(
@@ -288,7 +288,7 @@ class RemoteServer:
     ) -> GroupResult:
         """Run a group, at most `concurrency` at a time, or each request at its arrival (seconds).
 
-        A request that fails is a Failure, and the others go on.
+        A request that fails is a Failure; the others continue.
         """
         return self._runner.run(self._serve(requests, concurrency, arrivals))
 

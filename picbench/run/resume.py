@@ -14,7 +14,7 @@ from picbench.store.manifest import FINAL, Attempt
 from picbench.store.reader import Run, read_run
 from picbench.store.writer import MANIFEST, StoredBatch, check_free, cut, read_batches
 
-#: What must be the same for a run to go on, beside the processor.
+#: What must be the same for a run to be resumed, beside the processor.
 _CHECKED = ("python", "packages", "gpus", "git", "environment")
 
 _ATTEMPTS = TypeAdapter(list[Attempt])
@@ -22,7 +22,7 @@ _ATTEMPTS = TypeAdapter(list[Attempt])
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """What is there of a run that goes on: its manifest, earlier attempts, committed batches."""
+    """What is there of a run that is resumed: its manifest, earlier attempts, committed batches."""
 
     manifest: Mapping[str, Any]
     attempts: list[Attempt]
@@ -40,18 +40,18 @@ class StoredRun:
 
     @property
     def engines(self) -> dict[str, Mapping[str, object]]:
-        """What the arms' engines said of themselves when the run began."""
+        """Descriptions of the arms' engines, from when the run began."""
         return {name: arm["engine"] for name, arm in self.manifest["arms"].items()}
 
 
 def check_output(path: Path) -> None:
-    """ConfigError unless `path` is free or the directory of a run."""
+    """Raise ConfigError unless `path` is free or the directory of a run."""
     if not (path / MANIFEST).is_file():
         check_free(path)
 
 
 def check_same(path: Path, fingerprint: str, settings: Mapping[str, Any]) -> None:
-    """ConfigError where `path` is the directory of another run; names settings that differ."""
+    """Raise ConfigError, with the settings that differ, if `path` has another run."""
     if not (path / MANIFEST).is_file():
         return
     manifest = read_run(path).manifest
@@ -67,7 +67,7 @@ def check_same(path: Path, fingerprint: str, settings: Mapping[str, Any]) -> Non
 
 
 def find_unfinished(folder: Path, fingerprint: str) -> Path | None:
-    """The latest run below `folder` that can go on here, and that no process works on."""
+    """The latest run below `folder` that can be resumed here, and that no process works on."""
     for manifest in sorted(folder.glob(f"*-{fingerprint[:8]}*/{MANIFEST}"), reverse=True):
         try:
             run = read_run(manifest.parent)

@@ -197,7 +197,7 @@ class Server:
         self._send(build)
 
     def ready(self) -> Mapping[str, object]:
-        """Wait until the engine is up and return what it is; EngineError if it never will be."""
+        """Wait until the engine is up; return what it is. Raises EngineError if it cannot start."""
         description: Mapping[str, object] = self._receive()
         return description
 
@@ -207,7 +207,7 @@ class Server:
         concurrency: int | None,
         arrivals: Sequence[float] | None = None,
     ) -> GroupResult:
-        """Run a group, at most `concurrency` at a time; EngineError when the engine is gone.
+        """Run a group, at most `concurrency` at a time. Raises EngineError when the engine is gone.
 
         With `arrivals`, each request is sent so many seconds after the group's start.
         """
@@ -217,7 +217,7 @@ class Server:
         return result
 
     def reset(self) -> None:
-        """Drop all cached KV; EngineError when the engine is gone."""
+        """Drop all cached KV. Raises EngineError when the engine is gone."""
         self.call(operator.methodcaller("reset"))
 
     def call(self, function: Callable[[Any], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What a server says of itself in Prometheus' format: its cache, its KV memory, its preemptions."""
+"""What a server tells in Prometheus' format: its cache, its KV memory, its preemptions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -57,7 +57,7 @@ class Scrape:
 
 
 def parse_metrics(text: str) -> Scrape:
-    """Read Prometheus' text format; ValueError for what is none."""
+    """Read Prometheus' text format. Raises ValueError for anything else."""
     found: dict[str, list[float]] = {}
     for name, value in _samples(text.splitlines()):
         found.setdefault(name, []).append(value)

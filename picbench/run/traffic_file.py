@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,20 +82,19 @@ class TrafficConfig(SettingsModel):
     )
 
     def replay(self) -> TraceReplay:
-        """What is taken of a trace; ConfigError for settings of other traffic beside it."""
+        """What is taken of a trace. Raises ConfigError for settings of other traffic."""
         others = sorted(self.model_fields_set - _OF_TRACES)
         if others:
             raise ConfigError(
                 f"`trace` and `{others[0]}`: requests of a trace are as they were",
                 hint=f"with a trace: {', '.join(f'`{name}`' for name in sorted(_OF_TRACES))}",
             )
-        return TraceReplay(
-            requests=self.requests,
-            seed=self.seed,
-            speed=self.speed,
-            longest=self.longest,
-            max_tokens=self.max_tokens,
-        )
+        return TraceReplay(**self._given(TraceReplay))
+
+    def _given(self, kind: type[TraceReplay | ChunkSource | Traffic]) -> dict[str, Any]:
+        """The settings that are fields of a class."""
+        names = [field.name for field in fields(kind)]
+        return {name: getattr(self, name) for name in names if name in TrafficConfig.model_fields}
 
     def _refuse_replay(self) -> None:
         """Raise ConfigError for settings of a trace without one."""
@@ -118,36 +117,19 @@ class TrafficConfig(SettingsModel):
     def source(self, model: models.ModelSpec) -> ChunkSource:
         """Where chunks and questions come from; the length of replies may be the model's.
 
-        ConfigError for settings of rows where there are none.
+        Raises ConfigError for settings of rows where there are none.
         """
         self._refuse_rows()
-        return ChunkSource(
-            dataset=self.dataset,
-            data=self.data,
-            columns=self.columns,
-            pool=self.pool,
-            join=self.join,
-            chunk_tokens=self.chunk_tokens,
-            passages=self.passages,
-            questions=self.questions,
-            max_tokens=self.max_tokens or reply_tokens(self.dataset, model),
-        )
+        tokens = self.max_tokens or reply_tokens(self.dataset, model)
+        return ChunkSource(**self._given(ChunkSource) | {"max_tokens": tokens})
 
     def traffic(self) -> Traffic:
-        """How requests are drawn from it; ConfigError for settings of a trace."""
+        """How requests are drawn from it. Raises ConfigError for settings of a trace."""
         self._refuse_replay()
         if self.rate is None and "arrivals" in self.model_fields_set:
             raise ConfigError("`arrivals`: there is no rate", hint="give a `rate`")
-        return Traffic(
-            requests=self.requests,
-            seed=self.seed,
-            chunks=_span(self.chunks),
-            zipf=self.zipf,
-            cached=self.cached,
-            users=self.users,
-            rate=self.rate,
-            process=self.arrivals,
-        )
+        chosen = {"chunks": _span(self.chunks), "process": self.arrivals}
+        return Traffic(**self._given(Traffic) | chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +156,7 @@ class TrafficWriter:
     def write(self, path: Path, config: TrafficConfig, model: models.ModelSpec) -> Written:
         """Draw the requests, or take those of a trace, and write them.
 
-        ConfigError or DataError where that cannot be.
+        Raises ConfigError or DataError where that cannot be.
         """
         if config.trace is not None:
             return self._write_trace(path, Path(config.trace), config.replay(), model)

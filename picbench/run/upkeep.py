@@ -80,7 +80,7 @@ class CacheUpkeep:
         self._serve_ahead(tuple(self._servers))
 
     def prepare(self, arm: str, number: int) -> None:
-        """Bring an arm's cache into the state before a round. EngineError if its engine is gone."""
+        """Bring an arm's cache into the state before a round. Raises EngineError if it is gone."""
         if self.cold:
             self._servers[arm].reset()
         first = self._job.shared and not number

@@ -93,7 +93,7 @@ class Workload:
 def load_workload(config: RunConfig) -> Workload:
     """Read, render and tokenize what `config` names: a data set, or a request file.
 
-    ConfigError or DataError if that fails.
+    Raises ConfigError or DataError if that fails.
     """
     if bool(config.requests) == bool(config.dataset):
         raise ConfigError(

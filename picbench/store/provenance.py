@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
@@ -133,16 +133,10 @@ def cpu_model() -> str:
 
 
 def gpus() -> list[dict[str, str]]:
-    """Name, driver and memory of each NVIDIA GPU; none where its driver does not answer."""
+    """Name, driver and memory of each NVIDIA GPU; none if its driver does not answer."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    if done.returncode != 0:
-        return []
     names = ("name", "driver", "memory")
-    rows = [line.split(", ") for line in done.stdout.splitlines()]
+    rows = [line.split(", ") for line in (_output(query, 30) or "").splitlines()]
     # Anything else is a message, such as that there are no devices.
     return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
 
@@ -159,14 +153,14 @@ def git_state(folder: Path) -> dict[str, object] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    return _output(["git", "--no-optional-locks", *arguments], 10, folder)
+
+
+def _output(command: Sequence[str], timeout: float, folder: Path | None = None) -> str | None:
+    """What a command prints; None if it fails or takes more than `timeout` seconds."""
+    kept: dict[str, Any] = {"capture_output": True, "text": True, "timeout": timeout}
     try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", *arguments],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
+        done = subprocess.run(command, cwd=folder, **kept)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -179,9 +173,7 @@ def _processor(device: str) -> str:
 
 
 def _driver(device: str) -> str:
-    if device != "cuda":
-        return "none"
-    return next((gpu["driver"] for gpu in gpus()), "unknown")
+    return next((gpu["driver"] for gpu in gpus()), "unknown") if device == "cuda" else "none"
 
 
 def _variables() -> dict[str, str]:
@@ -235,9 +227,8 @@ SUMMARY_FILE = "GITHUB_STEP_SUMMARY"
 
 
 def write_step_summary(markdown: str, stream: TextIO) -> None:
-    """Append Markdown to the summary of the step; to `stream` where there is no GitHub Actions."""
-    path = os.environ.get(SUMMARY_FILE)
-    if path:
+    """Append Markdown to the summary of the step; to `stream` outside of GitHub Actions."""
+    if path := os.environ.get(SUMMARY_FILE):
         with naming(Path(path)), Path(path).open("a", encoding="utf-8") as file:
             file.write(markdown)
     else:

@@ -140,9 +140,9 @@ class Run:
             meaningful=self.manifest["model"]["meaningful"],
             objectives=parse_slo(slo) if slo else None,
         )
-        engines = {name: arm["engine"] for name, arm in self.manifest["arms"].items()}
+        arms = self.manifest["arms"]
         return {
-            name: replace(arm, provenance=provenance_of(engines[name]))
+            name: replace(arm, provenance=provenance_of(arms[name]["engine"]))
             for name, arm in found.items()
         }
 
@@ -171,7 +171,7 @@ def _document(path: Path, name: str) -> dict[str, Any]:
 
 
 def check_rows(run: Run) -> None:
-    """Raise InvalidRun for a run whose files lack rows of what it measured."""
+    """Raise InvalidRun if a run's files lack rows of what it measured."""
     rows = Counter(row.arm for row in run.rows)
     for name, arm in run.summary.items():
         if rows[name] < arm.requests:
@@ -197,11 +197,9 @@ def read_series(path: Path) -> dict[str, Series]:
 
 
 def _series(snapshots: Sequence[Snapshot]) -> Series:
-    return Series(
-        time=np.array([snapshot.time for snapshot in snapshots]),
-        blocks={kind: np.array([s.blocks[kind] for s in snapshots]) for kind in KINDS},
-        pool=snapshots[0].pool,
-    )
+    time = np.array([snapshot.time for snapshot in snapshots])
+    blocks = {kind: np.array([s.blocks[kind] for s in snapshots]) for kind in KINDS}
+    return Series(time, blocks, snapshots[0].pool)
 
 
 def _rows(values: Sequence[dict[str, Any]]) -> list[SampleRow]:
@@ -236,10 +234,8 @@ def _reading(path: Path) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _missing(path) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {_reason(error)}",
-            hint="its file was changed or damaged: restore it, or measure again",
-        ) from error
+        hint = "its file was changed or damaged: restore it, or measure again"
+        raise ConfigError(f"{path}: cannot be read: {_reason(error)}", hint=hint) from error
 
 
 def _missing(path: Path) -> ConfigError:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -48,8 +48,8 @@ class Percentiles:
 class ScoreSummary:
     """The mean over requests with a reply, from 0 to 1; not `meaningful` with random weights.
 
-    In `mean` an unparsed reply counts as 0, so that an arm gains nothing by unusable replies.
-    `parsed_mean` leaves these out; it is None in runs of schema 1.
+    In `mean` an unparsed reply counts as 0, so that an arm gains nothing by unusable replies;
+    `parsed_mean` leaves these out.
     """
 
     metric: str
@@ -68,9 +68,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class DecayWindow:
-    """A window of a steady stream: from request number `first` (from 0) on, over all repeats.
-
-    `requests` are in it.
+    """A window of a steady stream: `requests` from number `first` (from 0) on, over all repeats.
 
     Tokens are sums over those that were answered: of prompts, of what a cache that never evicts
     would have of them, and of what was found.
@@ -105,10 +103,10 @@ class MemorySummary:
     """An arm's memory in bytes of one worker.
 
     `block_bytes` are those of a block of the ledger in all layers, as the engine states them; None
-    where it does not, as are the figures that follow from it: the peak and the mean over time of
-    what running requests held (`referenced`) and of all KV (`resident`). `workers` have what each
-    held when the run ended, and `residual_bytes` what it held beside weights, pool and workspaces;
-    none where engines were gone by then.
+    if it does not, as are the figures that follow from it: the peak and the mean over time of what
+    running requests held (`referenced`) and of all KV (`resident`). `workers` have what each held
+    when the run ended, and `residual_bytes` what it held beside weights, pool and workspaces; both
+    are empty if engines were gone by then.
     """
 
     block_bytes: int | None
@@ -122,25 +120,23 @@ class MemorySummary:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """One arm; times in milliseconds, None where nothing could be measured.
+    """One arm; times in milliseconds, None if nothing could be measured.
 
     `requests` were sent and `failed` of these gave no result; `outcomes` counts them by outcome
-    (see `SampleRow`). Throughput is tokens a second of
-    the arm's own busy time: prompt plus output tokens, and output tokens alone. `tpot_ms` is the
-    mean over requests. `tokens` and `hits` are sums over requests; `computed_tokens` is what had
-    to be computed for them: prompt tokens not reused, and chunks compiled; None where a server
-    elsewhere does not say what it reused.
+    (see `SampleRow`). Throughput is tokens a second of the arm's own busy time: prompt plus output
+    tokens, and output tokens alone. `tpot_ms` is the mean over requests. `tokens` and `hits` are
+    sums over requests; `computed_tokens` is what had to be computed for them: prompt tokens not
+    reused, and chunks compiled; None if a remote server does not say what it reused.
 
     `makespan_s` is from the start to the last token of the last request, in the mean over repeats,
     and `late_ms` how late requests were submitted; both None in a closed loop. `goodput_req_s` is
     requests a second that met the objectives, None without any: a second of the makespans of all
-    repeats, or of busy time. `moved` is what
-    went through tiers, failed requests included, and `step_times` the seconds of the engine's steps
-    and of what tiers took of them; zero without tiers. `compiled` says how often each kernel was
-    compiled while requests were measured. `cache` is None where no state of it was declared,
-    `memory` in runs from before it was measured, `stalls` where there are too few steps to tell.
-    `counted` is what a server elsewhere counted by itself, None of other arms. Numbers whose
-    `provenance` is "simulated" say so wherever they are shown.
+    repeats, or of busy time. `moved` is what went through tiers, failed requests included, and
+    `step_times` the seconds of the engine's steps and of what tiers took of them; zero without
+    tiers. `compiled` says how often each kernel was compiled while requests were measured. `cache`
+    is None if no state of it was declared, `memory` in runs from before it was measured, `stalls`
+    if there are too few steps to tell. `counted` is what a remote server counted by itself, None of
+    other arms. Numbers whose `provenance` is "simulated" say so wherever they are shown.
     """
 
     requests: int
@@ -196,12 +192,8 @@ def summarise(
 ) -> dict[str, ArmSummary]:
     """Summaries by arm."""
     full = tallies[BASELINE].rows if BASELINE in tallies else []
-    return {
-        name: summarise_arm(
-            tally, full, metric=metric, meaningful=meaningful, objectives=objectives
-        )
-        for name, tally in tallies.items()
-    }
+    more: dict[str, Any] = {"metric": metric, "meaningful": meaningful, "objectives": objectives}
+    return {name: summarise_arm(tally, full, **more) for name, tally in tallies.items()}
 
 
 def summarise_arm(
@@ -264,18 +256,13 @@ def summarise_memory(
 ) -> MemorySummary:
     """An arm's memory in bytes, from its ledger and from what its workers held at the end."""
 
-    def in_bytes(count: float) -> int | None:
-        return None if block_bytes is None else round(count * block_bytes)
-
-    return MemorySummary(
-        block_bytes=block_bytes,
-        peak_referenced_bytes=in_bytes(blocks.peak_referenced),
-        mean_referenced_bytes=in_bytes(blocks.mean_referenced),
-        peak_resident_bytes=in_bytes(blocks.peak_resident),
-        mean_resident_bytes=in_bytes(blocks.mean_resident),
-        workers=tuple(workers),
-        residual_bytes=tuple(worker.residual_bytes for worker in workers),
-    )
+    counts = {f"{name}_bytes": count for name, count in asdict(blocks).items() if name != "pool"}
+    sizes: dict[str, Any] = {
+        name: None if block_bytes is None else round(count * block_bytes)
+        for name, count in counts.items()
+    }
+    residual = tuple(worker.residual_bytes for worker in workers)
+    return MemorySummary(block_bytes, **sizes, workers=tuple(workers), residual_bytes=residual)
 
 
 def summarise_scores(
@@ -301,12 +288,9 @@ def sum_hits(hits: Iterable[Hits]) -> Hits:
     """Blocks of several requests together, tier by tier."""
     found = list(hits)
     tiers = sum((Counter(h.tiers) for h in found), Counter[str]())
-    return Hits(
-        chunk=sum(h.chunk for h in found),
-        prefix=sum(h.prefix for h in found),
-        copied=sum(h.copied for h in found),
-        tiers=dict(tiers),
-    )
+    kinds = ("chunk", "prefix", "copied")
+    counts: dict[str, Any] = {kind: sum(getattr(h, kind) for h in found) for kind in kinds}
+    return Hits(**counts, tiers=dict(tiers))
 
 
 def makespans_s(rows: Iterable[SampleRow]) -> list[float]:
@@ -320,18 +304,18 @@ def makespans_s(rows: Iterable[SampleRow]) -> list[float]:
 
 def percentiles(values: Iterable[float | None]) -> Percentiles | None:
     """Percentiles of the values that are there; None without any."""
-    known = _known(values)
+    known = [value for value in values if value is not None]
     return Percentiles(*map(float, np.percentile(known, (50, 90, 95, 99)))) if known else None
 
 
 def mean(values: Iterable[float | None]) -> float | None:
     """The mean of the values that are there; None without any."""
-    known = _known(values)
+    known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
 
 def rate(count: int, seconds: float) -> float | None:
-    """Count per second; None where no time was measured."""
+    """Count per second; None if no time was measured."""
     return count / seconds if seconds > 0 else None
 
 
@@ -346,9 +330,13 @@ def ttft_ratio(rows: Iterable[SampleRow], full: Iterable[SampleRow]) -> Ratio | 
 
 
 def sum_tokens(counts: Iterable[TokenCounts]) -> TokenCounts:
-    """The sum, kind by kind; of a kind that is not known of all, None."""
-    totals = list(counts)
-    return TokenCounts(*(_sum([getattr(c, f.name) for c in totals]) for f in fields(TokenCounts)))
+    """The sum, kind by kind; None of a kind that is not known of all."""
+    found = list(counts)
+    totals: dict[str, Any] = {}
+    for name in (kind.name for kind in fields(TokenCounts)):
+        column = [getattr(count, name) for count in found]
+        totals[name] = None if None in column else sum(column)
+    return TokenCounts(**totals)
 
 
 def computed_tokens(counts: TokenCounts) -> int | None:
@@ -356,11 +344,3 @@ def computed_tokens(counts: TokenCounts) -> int | None:
     if counts.reused is None:
         return None
     return counts.prompt - counts.reused + counts.compiled
-
-
-def _sum(counts: Sequence[int | None]) -> Any:
-    return None if None in counts else sum(count for count in counts if count is not None)
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]

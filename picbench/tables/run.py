@@ -1,41 +1,48 @@
 """Runs as frames: a row for each request, scheduler step or arm, numbers as numbers.
 
-pandas takes most of a second to import, so this module is imported where a frame is made.
+pandas takes most of a second to import, and is imported where a frame is made.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from picbench.engines.ledger import IDLE, MemoryUse
+from picbench.engines.ledger import MemoryUse
 from picbench.metrics import Metric, metrics_shown
 from picbench.store.reader import Run
 from picbench.store.records import ServerCounts
 from picbench.store.summary import BASELINE, ArmSummary, CacheSummary, DecayWindow, labels_of
-from picbench.store.writer import MEMORY
 from picbench.tables.table import NOTHING, Column, Shown, Table
 
 
-def samples_frame(run: Run) -> pd.DataFrame:
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def samples_frame(run: Run) -> "pd.DataFrame":
     """The rows of samples.jsonl; nested counts are columns such as ``tokens_prompt``."""
     return _flat(run.rows)
 
 
-def ledger_frame(run: Run) -> pd.DataFrame:
+def ledger_frame(run: Run) -> "pd.DataFrame":
     """The block ledger: arm, step, time in seconds, pool and blocks of each kind.
 
     `referenced` has the blocks that running requests hold.
     """
-    frame = pd.read_parquet(run.path / MEMORY)
-    frame["referenced"] = frame["pool"] - frame[list(IDLE)].sum(axis=1)
-    return frame
+    import pandas as pd
+
+    frames = [
+        pd.DataFrame(
+            {"arm": arm, "step": range(len(of.time)), "time": of.time, "pool": of.pool}
+        ).assign(**of.blocks, referenced=of.referenced)
+        for arm, of in run.ledger.items()
+    ]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["arm"])
 
 
-def arms_frame(run: Run) -> pd.DataFrame:
+def arms_frame(run: Run) -> "pd.DataFrame":
     """What summary.json says of each arm; nested fields are columns such as ``ttft_ms_p50``."""
     frame = _flat(run.summary.values())
     frame.insert(0, "arm", list(run.summary))
@@ -60,8 +67,10 @@ def _shown(metric: Metric, arm: ArmSummary) -> Shown | None:
     return None if text is None else Shown(text, metric.value(arm))
 
 
-def of_runs(runs: Sequence[Run], frame: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
+def of_runs(runs: Sequence[Run], frame: Callable[[Run], "pd.DataFrame"]) -> "pd.DataFrame":
     """The frames of several runs, one after the other, with the run's name in front."""
+    import pandas as pd
+
     return pd.concat(
         [frame(run).assign(run=_name(run.path)) for run in runs], ignore_index=True
     ).pipe(lambda whole: whole[["run", *whole.columns.drop("run")]])
@@ -71,8 +80,10 @@ def _name(path: Path) -> str:
     return path.resolve().name
 
 
-def _flat(rows: Any) -> pd.DataFrame:
+def _flat(rows: Any) -> "pd.DataFrame":
     """Dataclasses as rows; a field of a nested one becomes a column of its own."""
+    import pandas as pd
+
     frame = pd.json_normalize([asdict(row) for row in rows], sep="_")
     # A map without entries would be a column of its own beside those of its entries elsewhere.
     empty = [name for name in frame if frame[name].map(lambda value: isinstance(value, dict)).any()]

@@ -24,6 +24,9 @@ NOTHING = "-"
 #: Names of rows are folded to lines of so many characters. No fewer, or "(simulated)" would be cut.
 _NAME = len("(simulated)")
 
+#: Characters of a line where there is no terminal.
+WIDTH = 140
+
 #: Longer than any line.
 _UNLIMITED = 10_000
 
@@ -104,6 +107,12 @@ class Table:
         """The titles of the columns."""
         return [column.title for column in self.columns]
 
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns have numbers, and are aligned to the right."""
+        numbers = [[number_of(value) is not None for value in row] for row in self.rows]
+        return [any(row[index] for row in numbers) for index in range(len(self.columns))]
+
     def texts(self) -> list[list[str]]:
         """The values as they are shown."""
         return [
@@ -152,11 +161,7 @@ class Table:
         """A LaTeX ``tabular`` with rules of booktabs."""
         import pandas as pd
 
-        numeric = [
-            any(number_of(row[i]) is not None for row in self.rows)
-            for i in range(len(self.columns))
-        ]
-        aligned = "".join("r" if numbers else "l" for numbers in numeric)
+        aligned = "".join("r" if numbers else "l" for numbers in self.numeric)
         frame = pd.DataFrame(self.plain(), columns=self.head)
         return str(frame.to_latex(index=False, escape=True, column_format=aligned))
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from picbench.experiments.kernel_cases import Scene
+from picbench.experiments.scenes import Scene
 from picbench.kernels.cuda.prefill.paged.key_tiles import KeyTiles
 from picbench.kernels.cuda.prefill.paged.paged_prefill import PagedPrefill
 from picbench.kernels.cuda.prefill.paged.tile_schedule import query_tiles

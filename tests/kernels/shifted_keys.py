@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from picbench.experiments.kernel_cases import Scene, Slots, draw, rope_table
+from picbench.experiments.scenes import Scene, Slots, draw, rope_table
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.float64_attention import attention_reference
 from picbench.kernels.paging import BLOCK_SIZE, GAP, flat_slots

@@ -2,10 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from picbench.compare.arm import COUNTERS, MeasuredArm
+
+T = TypeVar("T")
+
+
+def known(value: T | None) -> T:
+    """A value that must be there."""
+    assert value is not None
+    return value
 
 
 def make_arm(

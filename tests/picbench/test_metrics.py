@@ -8,7 +8,7 @@ from harness_fakes import Harness, make_sample, run_fakes
 
 from picbench import metrics
 from picbench.metrics import METRICS, Metric, Pairing, metrics_paired, metrics_shown, metrics_table
-from picbench.run.overview import headline
+from picbench.run.result import headline
 from picbench.store.reader import Run, read_run
 from picbench.tables.run import as_markdown
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from chunk_bench import config
 
-from picbench.engines.config import COMPILE_ORDERS
+from picbench.engines.config import CHOICES
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Text
 
@@ -18,7 +18,7 @@ BLOCKS = 60
 def engines(llama: Path) -> Iterator[dict[str, Engine]]:
     started: dict[str, Engine] = {}
     try:
-        for order in COMPILE_ORDERS:
+        for order in CHOICES["compile_order"]:
             settings = config(llama, compile_order=order, kv_blocks=BLOCKS, batch_tokens=64)
             started[order] = Engine(settings)
         yield started

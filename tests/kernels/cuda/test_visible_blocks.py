@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.errors import EngineError
-from picbench.experiments.kernel_cases import Slots, planned
+from picbench.experiments.scenes import Slots, planned
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.visible_blocks import VisibleBlocks
 from picbench.kernels.paging import BLOCK_SIZE, GAP

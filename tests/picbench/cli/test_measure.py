@@ -53,7 +53,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def say(word: str, code: int) -> CheckStep:
         script = f"open({str(file)!r}, 'a').write({word + ' '!r}); raise SystemExit({code})"
-        return CheckStep(word, f"says {word}", ((sys.executable, "-c", script),))
+        return CheckStep(word, f"says {word}", (sys.executable, "-c", script))
 
     monkeypatch.setattr(steps, "steps", lambda *_: [say("good", 0), say("bad", 1)])
     monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "G"}])

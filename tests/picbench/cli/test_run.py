@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -230,54 +231,32 @@ def test_every_engine_gets_the_same_pool_and_context(harness: Harness, tmp_path:
     assert {(c.kv_blocks, c.context, c.model) for c in configs} == {(50, 64, "fake")}
 
 
-def test_devices_reach_every_engine_and_the_manifest(known_model: Harness, tmp_path: Path) -> None:
-    flags = ("--device", "cuda", "--tensor-parallel", "2", "--eager")
-    run(known_model, tmp_path / "run", "--algo", "full,mepic", *flags)
-    configs = [server.config for server in known_model.servers.values()]
-    assert [(c.device, c.tensor_parallel, c.eager) for c in configs] == [("cuda", 2, True)] * 2
-    manifest = read(tmp_path / "run" / "manifest.json")
-    for noted in (manifest["config"], manifest["arms"]["mepic"]["settings"]):
-        assert (noted["device"], noted["tensor_parallel"], noted["eager"]) == ("cuda", 2, True)
-
-
-@pytest.mark.parametrize("flags", [(), ("--keys-without-rope",)])
-def test_how_keys_are_cached_reaches_every_engine_and_the_manifest(
-    harness: Harness, tmp_path: Path, flags: Sequence[str]
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        (
+            "--device cuda --tensor-parallel 2 --eager",
+            {"device": "cuda", "tensor_parallel": 2, "eager": True},
+        ),
+        ("--keys-without-rope", {"keys_without_rope": True}),
+        ("--compile-order isps", {"compile_order": "isps"}),
+        ("--shared-decode always", {"shared_decode": "always"}),
+        (
+            "",
+            {"device": "auto", "tensor_parallel": 1, "eager": False, "keys_without_rope": False},
+        ),
+    ],
+)
+def test_settings_reach_every_engine_and_the_manifest(
+    known_model: Harness, tmp_path: Path, flags: str, settings: dict[str, object]
 ) -> None:
-    run(harness, tmp_path / "run", "--algo", "full,mepic", *flags)
-    configs = [server.config for server in harness.servers.values()]
-    assert [c.keys_without_rope for c in configs] == [bool(flags)] * 2
+    run(known_model, tmp_path / "run", "--algo", "full,mepic", *flags.split())
     manifest = read(tmp_path / "run" / "manifest.json")
-    for noted in (manifest["config"], manifest["arms"]["mepic"]["settings"]):
-        assert noted["keys_without_rope"] is bool(flags)
-
-
-def test_the_order_of_compiles_reaches_every_engine_and_the_manifest(
-    harness: Harness, tmp_path: Path
-) -> None:
-    run(harness, tmp_path / "run", "--algo", "mepic", "--compile-order", "isps")
-    assert harness.servers["mepic"].config.compile_order == "isps"
-    manifest = read(tmp_path / "run" / "manifest.json")
-    for noted in (manifest["config"], manifest["arms"]["mepic"]["settings"]):
-        assert noted["compile_order"] == "isps"
-
-
-def test_shared_decode_reaches_every_engine_and_the_manifest(
-    harness: Harness, tmp_path: Path
-) -> None:
-    run(harness, tmp_path / "run", "--algo", "mepic", "--shared-decode", "always")
-    assert harness.servers["mepic"].config.shared_decode == "always"
-    manifest = read(tmp_path / "run" / "manifest.json")
-    for noted in (manifest["config"], manifest["arms"]["mepic"]["settings"]):
-        assert noted["shared_decode"] == "always"
-
-
-def test_engines_run_on_what_is_there_unless_told_otherwise(
-    harness: Harness, tmp_path: Path
-) -> None:
-    run(harness, tmp_path / "run", "--algo", "mepic")
-    config = harness.servers["mepic"].config
-    assert (config.device, config.tensor_parallel, config.eager) == ("auto", 1, False)
+    noted = [manifest["config"], *(arm["settings"] for arm in manifest["arms"].values())]
+    given = [asdict(server.config) for server in known_model.servers.values()]
+    assert len(given) == 2
+    for found in (*noted, *given):
+        assert found.items() >= settings.items()
 
 
 def test_gpus_that_cannot_share_the_heads_are_refused(known_model: Harness, tmp_path: Path) -> None:

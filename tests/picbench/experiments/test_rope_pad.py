@@ -3,20 +3,19 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness_fakes import GPU_FACTS, make_snapshot
-from local_servers import LocalLauncher
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Chunk, Hits, Request, Result, Text, Timings, TokenCounts
 from picbench.engines.vllm.device import CPU, find
+from picbench.experiments import rope_pad
 from picbench.experiments.measurements import RopePadAblation
 from picbench.experiments.rope_pad import (
     PairedScores,
@@ -29,7 +28,12 @@ from picbench.experiments.rope_pad import (
     scored_plan,
     scores,
     timed_config,
+    timed_plan,
     times,
+)
+
+ASKED = RopePadAblation(
+    model="testbed", device="cpu", dtype="float32", chunks=8, repeats=2, rows=11, commit="abc"
 )
 
 
@@ -129,76 +133,37 @@ def test_each_row_has_a_score_under_each_kind_of_pad() -> None:
     assert [r.algorithm for r in engine.requests] == ["mepic"] * 2 + ["mepic:pad=paper"] * 2
 
 
-class Cells(LocalLauncher):
-    """Engines that have figures for all cells, and are noted with how often they are asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.configs: list[dict[str, EngineConfig]] = []
-
-    def __call__(self, name: str, config: EngineConfig, log: Path) -> Any:
-        if not self.configs or name in self.configs[-1]:
-            self.configs.append({})
-        self.configs[-1][name] = config
-        found = super().__call__(name, config, log)
-        found.call = partial(self.answer, found)
-        return found
-
-    def answer(self, server: Any, function: Any) -> dict[str, float]:
-        work, name = function.args
-        self.asked.append(f"{server.name} {name}")
-        if work.func is scores:
-            rows = work.keywords["prompts"]
-            return {f"{p} {r.dataset} {r.row}": 0.5 for p in ("masked", "paper") for r in rows}
-        names = ("ttft_ms", "tpot_ms", "blocks", "own_blocks", "linked")
-        if work.func is plain:
-            return dict.fromkeys([*names[:2], "workspace_mib"], 1.0)
-        return {f"{pad} {name}": 1.0 for pad in ("masked", "paper") for name in names}
-
-
-def test_engines_differ_in_their_keys_alone(tmp_path: Path) -> None:
-    settings = RopePadAblation(
-        model="testbed",
-        device="cpu",
-        dtype="float32",
-        chunks=8,
-        repeats=2,
-        rows=11,
-        commit="abc",
-        output=tmp_path,
-    )
-    launcher = Cells()
-    page = measure(settings, launcher).page
-    assert len(launcher.configs) == 2
-    for engines in launcher.configs:
-        default, fused = engines.values()
+def test_engines_differ_in_their_keys_alone() -> None:
+    plans = [timed_plan(ASKED, timed_config(ASKED)), scored_plan(ASKED)]
+    for plan in plans:
+        default, fused = plan.engines.values()
         assert fused == replace(default, keys_without_rope=True)
         assert not default.keys_without_rope
-    asked = [name.partition(" ")[2] for name in launcher.asked if name.startswith("default")]
-    assert asked == [
-        *(f"{cell} {n}" for cell in ("chunks", "no chunks") for n in range(3)),
-        "rows from 0 1",
-        "rows from 60 1",
-    ]
-    sizes = [
-        len(cell.arms["default"].measure.keywords["prompts"])  # type: ignore[attr-defined]
-        for cell in scored_plan(settings).cells
-    ]
-    assert sizes == [60, 6]
+    timing, scoring = plans
+    assert [cell.name for cell in timing.cells] == ["chunks", "no chunks"]
+    assert (timing.rounds, scoring.rounds) == (2, 1)
+    measures: list[Any] = [cell.arms["default"].measure for cell in scoring.cells]
+    assert [len(measure.keywords["prompts"]) for measure in measures] == [60, 6]
+    assert all(cell.arms["default"].warm_up is None for cell in scoring.cells)
+
+
+def test_page_figures_and_settings_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"timed": repeats(1.0), "scored": scored()}
+    monkeypatch.setattr(
+        rope_pad, "run", lambda plan, record, *_, **__: record.found.update(found[plan.name])
+    )
+    page = measure(ASKED.model_copy(update={"output": tmp_path})).page
+    assert page == (tmp_path / "rope-pad-ablation.md").read_text()
     written = json.loads((tmp_path / "rope-pad-ablation.json").read_text())
-    assert written["provenance"]["settings"] == {
-        "model": "testbed model",
-        "device": "cpu",
-        "dtype": "float32",
-        "chunks": 8,
-        "repeats": 2,
-        "rows": 11,
-        "eager": False,
-    }
+    known = {"model": "testbed model", "device": "cpu", "dtype": "float32", "chunks": 8}
+    assert written["provenance"]["settings"] == known | {"repeats": 2, "rows": 11, "eager": False}
     # 8 layers, keys and values, 2 heads of 64, 16 slots, 4 bytes.
     assert written["provenance"]["block_bytes"] == 8 * 2 * 2 * 64 * 16 * 4
-    assert page == (tmp_path / "rope-pad-ablation.md").read_text()
-    assert "0 of 66" in page
+    assert written["ratios"]["default paper"]["ttft_ms"]["median"] == 1.5
+    assert written["scores"]["default paper"]["changed"] == 1
+    assert written["scored"]["fused"]["masked musique 0"] == 1.0
 
 
 @pytest.fixture
@@ -295,12 +260,9 @@ def test_scores_are_compared_row_by_row() -> None:
     assert found.error == pytest.approx(0.5 / sqrt(4))
     assert paired_scores(scored(), "default", "paper", "musique ").difference == 0
     assert paired_scores(scored(0.5), "fused", "paper", "musique ").mean == 0.75
-
-
-def test_differences_that_cancel_each_other_are_still_seen() -> None:
-    found = PairedScores.of([1.0, 0.0], [0.0, 1.0])
-    assert (found.difference, found.changed) == (0.0, 2)
-    assert found.error == pytest.approx(1.0)
+    cancelled = PairedScores.of([1.0, 0.0], [0.0, 1.0])
+    assert (cancelled.difference, cancelled.changed) == (0.0, 2)
+    assert cancelled.error == pytest.approx(1.0)
 
 
 def test_each_cell_has_a_row_and_the_first_is_what_others_are_compared_with() -> None:
@@ -325,14 +287,10 @@ def test_what_is_negligible_is_said_by_the_numbers(factor: float, word: str) -> 
     assert f"- time per token without chunks: {ratio}" in told
     assert f"- time to the first token after cached chunks, every key without RoPE: {ratio}" in told
     assert "- score: -0.250 ± 0.250 with the paper's pads, +0.000 ± 0.000 with every key" in told
-
-
-def test_a_spread_over_both_sides_of_1_decides_nothing() -> None:
-    found = repeats(1.0)
-    found["fused"]["tpot_ms"] = [9.0, 20.0, 44.0]
-    told = render(found, scored(), FACTS)
-    ratio = "1.000 (0.950 - 1.050) of the default's"
-    assert f"- time per token without chunks: {ratio}, not to be told from 1 in this spread" in told
+    both = repeats(factor)
+    both["fused"]["tpot_ms"] = [9.0, 20.0, 44.0]
+    said = "1.000 (0.950 - 1.050) of the default's, not to be told from 1 in this spread"
+    assert f"- time per token without chunks: {said}" in render(both, scored(), FACTS)
 
 
 def test_the_page_says_what_the_device_does_with_keys() -> None:

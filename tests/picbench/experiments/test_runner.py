@@ -12,22 +12,21 @@ from typing import Any
 import pytest
 from failing_measures import gone, wrong
 from harness_fakes import FakeEngine
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_servers import LocalLauncher, note
 
 from picbench.engines.config import EngineConfig
 from picbench.errors import ConfigError, EngineError
+from picbench.experiments.measurements import InRounds, Measured, Outcome
 from picbench.experiments.page import FigureRatio, FigureTable
 from picbench.experiments.runner import (
     ArmsRecord,
     Cell,
     Experiment,
     ExperimentPlan,
-    MeasureSettings,
     RoundsExperiment,
     RoundsRecord,
-    RoundsSettings,
     ServedArm,
     TimeBudget,
     interleaved,
@@ -46,11 +45,9 @@ ARMS = {
 CELLS = (Cell("x", ARMS), Cell("y", ARMS, seconds=3.0))
 
 
-def plan(rounds: int = 2, cells: Sequence[Cell] = CELLS, **settings: Any) -> ExperimentPlan:
-    facts = settings.pop("facts", {})
-    return ExperimentPlan(
-        name="r", facts=facts, engines=TWO, cells=cells, rounds=rounds, **settings
-    )
+def plan(rounds: int = 2, cells: Sequence[Cell] = CELLS, **others: Any) -> ExperimentPlan:
+    given: dict[str, Any] = {"name": "r", "facts": {}, "engines": TWO, "cells": cells} | others
+    return ExperimentPlan(rounds=rounds, **given)
 
 
 def record(folder: Path, made: ExperimentPlan) -> RoundsRecord:
@@ -131,15 +128,14 @@ class Timed(Cell):
         return super().serve(engines, number)
 
 
+@settings(max_examples=25)
 @given(st.integers(1, 5), st.floats(1, 40), st.integers(1, 4))
 def test_any_stops_and_parts_come_to_the_same_rounds(
     tmp_path_factory: pytest.TempPathFactory, rounds: int, seconds: float, parts: int
 ) -> None:
     """Each call measures only what is missing, and begins nothing that would not end in time."""
-    folder, cells = (
-        tmp_path_factory.mktemp("resumed"),
-        [Timed(c.name, c.arms, c.seconds) for c in CELLS],
-    )
+    folder = tmp_path_factory.mktemp("resumed")
+    cells = [Timed(cell.name, cell.arms, cell.seconds) for cell in CELLS]
     asked = Counter[str]()
     for k in range(1, parts + 1):
         made, time = plan(rounds, cells, part=(k, parts)), seconds
@@ -152,16 +148,6 @@ def test_any_stops_and_parts_come_to_the_same_rounds(
     assert plan(rounds).done(record(folder, plan(rounds)))
     assert set(asked.values()) == {1}
     assert len(asked) == 2 * 2 * rounds
-
-
-def test_nothing_begins_that_would_not_end_in_time(tmp_path: Path) -> None:
-    budget = TimeBudget(90.0, Clock(10.0))
-    found, _, _ = measure(tmp_path, plan(5), budget)
-    done = sum(found.rounds(cell) for cell in "xy")
-    assert 0 < done < 10
-    left = plan(5).progress(found)
-    assert (left.done, left.total) == (done, 10)
-    assert left.left > 0
 
 
 def test_before_anything_is_measured_cells_take_what_is_guessed(tmp_path: Path) -> None:
@@ -328,7 +314,6 @@ def test_an_engine_that_cannot_start_says_why(llama: Path) -> None:
 
 
 ONE_CALL = Experiment(
-    settings=MeasureSettings,
     plan=lambda _: interleaved("r", {"gpu": "G"}, TWO, {"x": measures}, 2),
     title="Numbers",
     about="On {gpu}.",
@@ -342,8 +327,7 @@ ONE_CALL = Experiment(
 
 
 def test_an_experiment_of_one_call_writes_figures_page_and_summary(tmp_path: Path) -> None:
-    settings = MeasureSettings(output=tmp_path)
-    outcome = ONE_CALL.measure(settings, lambda _: None, LocalLauncher())
+    outcome = ONE_CALL.measure(Measured(output=tmp_path), LocalLauncher())
     assert outcome.code == 0
     assert outcome.page == (tmp_path / "r.md").read_text()
     assert outcome.page.splitlines() == [
@@ -364,25 +348,42 @@ def test_an_experiment_of_one_call_writes_figures_page_and_summary(tmp_path: Pat
     assert json.loads((tmp_path / "summary.json").read_text()) == {"group": {"ratio": -1.0}}
 
 
+def of_one_arm(engine: Any, name: str) -> dict[str, float]:
+    return {"number": 1.0} if engine.name == "one" else {}
+
+
+def test_an_arm_without_figures_so_far_has_a_column(tmp_path: Path) -> None:
+    columns = {name: name for name in TWO}
+    experiment = replace(
+        ONE_CALL,
+        plan=lambda _: interleaved("r", {"gpu": "G"}, TWO, {"x": of_one_arm}, 1),
+        tables=[FigureTable({"number": "a number"}, columns, digits=0)],
+    )
+    page = experiment.measure(Measured(output=tmp_path), LocalLauncher()).page
+    assert "| a number | 1 (1 - 1) | - |" in page
+    assert json.loads((tmp_path / "r.json").read_text())["found"]["two"] == {}
+
+
 IN_ROUNDS = RoundsExperiment(
-    settings=RoundsSettings,
-    plan=lambda settings: plan(settings.rounds, facts={"model": settings.served}),
+    plan=lambda chosen: plan(chosen.rounds, facts={"model": chosen.served}),
     render=lambda found: f"{found.rounds('x')} rounds\n" if "x" in found.cells else "",
     figures=lambda found: {"rounds": found.rounds("x")},
 )
 
 
 def test_an_experiment_in_rounds_resumes_and_says_what_is_left(tmp_path: Path) -> None:
-    settings = RoundsSettings(output=tmp_path, device="cpu", rounds=1)
-    assert IN_ROUNDS.estimate(settings).startswith("0 of 2 cells measured")
-    late = settings.model_copy(update={"seconds": 1e-9})
-    assert IN_ROUNDS.measure(late, lambda _: None, LocalLauncher()) == ("", 4)
-    assert IN_ROUNDS.measure(settings, lambda _: None, LocalLauncher()) == ("1 rounds\n", 0)
-    more = settings.model_copy(update={"rounds": 2})
-    assert IN_ROUNDS.measure(more, lambda _: None, LocalLauncher()) == ("2 rounds\n", 0)
+    chosen = InRounds(output=tmp_path, device="cpu", rounds=1)
+
+    def measured(**changes: Any) -> Outcome:
+        return IN_ROUNDS.measure(chosen.model_copy(update=changes), LocalLauncher(), said.append)
+
+    said: list[str] = []
+    assert measured(estimate=True).page.startswith("0 of 2 cells measured")
+    assert measured(seconds=1e-9) == Outcome("", 4)
+    assert measured() == Outcome("1 rounds\n", 0)
+    assert measured(rounds=2) == Outcome("2 rounds\n", 0)
     assert (tmp_path / "r.md").read_text() == "2 rounds\n"
     assert json.loads((tmp_path / "summary.json").read_text()) == {"rounds": 2}
-    said: list[str] = []
-    other = settings.model_copy(update={"model": "testbed"})
-    IN_ROUNDS.measure(other, said.append, LocalLauncher())
+    said.clear()
+    measured(model="testbed")
     assert said[0] == "r.json was measured with another model: started over"

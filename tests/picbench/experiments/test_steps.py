@@ -64,11 +64,11 @@ def said(log: Path) -> list[str]:
 
 
 def three(log: Path, end: str = "pass") -> list[CheckStep]:
-    """Three steps; the one in the middle has two commands, of which the first ends somehow."""
+    """Three steps, of which the one in the middle ends somehow."""
     return [
-        CheckStep("first", "one command", (say(log, "a"),)),
-        CheckStep("second", "two commands", (say(log, "b", end), say(log, "c"))),
-        CheckStep("third", "one more", (say(log, "d"),)),
+        CheckStep("first", "one command", say(log, "a")),
+        CheckStep("second", "another one", say(log, "b", end)),
+        CheckStep("third", "one more", say(log, "c")),
     ]
 
 
@@ -86,11 +86,11 @@ def notes(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "runs").glob("*"))
 
 
-def test_every_command_of_every_step_runs_in_order(
+def test_every_step_runs_in_order(
     tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(three(log), tmp_path)
-    assert said(log) == ["a", "b", "c", "d"]
+    assert said(log) == ["a", "b", "c"]
     assert notes(tmp_path) == ["first.done", "second.done", "third.done"]
     assert json.loads((tmp_path / "runs" / "second.done").read_text())["seconds"] >= 0
     lines = capsys.readouterr().out.splitlines()
@@ -105,17 +105,28 @@ def test_what_was_done_at_another_commit_is_repeated(tmp_path: Path, log: Path) 
     assert said(log) == ["a", "a"]
 
 
-def test_gpus_that_are_hidden_do_not_count(
-    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("there", "visible", "enough"),
+    [(1, None, False), (2, None, True), (2, "1", False), (2, "0,1", True)],
+)
+def test_a_step_for_more_gpus_is_named_and_left_out(
+    tmp_path: Path,
+    log: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    there: int,
+    visible: str | None,
+    enough: bool,
 ) -> None:
-    monkeypatch.setattr(provenance, "gpus", lambda: [{}, {}])
-    several = [CheckStep("several", "two GPUs", (say(log, "a"),), 2)]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    run(several, tmp_path)
-    assert "not run, it needs 2 GPUs and there are 1" in capsys.readouterr().out
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    run(several, tmp_path)
-    assert said(log) == ["a"]
+    """GPUs that are hidden do not count."""
+    monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "G"}] * there)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    run([CheckStep("two", "on two GPUs", say(log, "two"), gpus=2), *three(log)], tmp_path)
+    assert said(log) == [*(["two"] if enough else []), "a", "b", "c"]
+    told = "two: not run, it needs 2 GPUs and there are 1" in capsys.readouterr().out
+    assert told is not enough
+    assert ("two.done" in notes(tmp_path)) is enough
 
 
 def test_what_is_done_is_not_repeated_unless_asked_for(
@@ -124,17 +135,17 @@ def test_what_is_done_is_not_repeated_unless_asked_for(
     run(three(log), tmp_path, "first")
     capsys.readouterr()
     run(three(log), tmp_path)
-    assert said(log) == ["a", "b", "c", "d"]
+    assert said(log) == ["a", "b", "c"]
     assert "first: done before (--redo repeats it)" in capsys.readouterr().out
     run(three(log), tmp_path, "third", redo=True)
-    assert said(log) == ["a", "b", "c", "d", "d"]
+    assert said(log) == ["a", "b", "c", "c"]
     run(three(log), tmp_path, redo=True)
-    assert said(log)[5:] == ["a", "b", "c", "d"]
+    assert said(log)[4:] == ["a", "b", "c"]
 
 
 def test_only_named_steps_run_and_in_the_order_of_all(tmp_path: Path, log: Path) -> None:
     run(three(log), tmp_path, "third", "first")
-    assert said(log) == ["a", "d"]
+    assert said(log) == ["a", "c"]
     assert notes(tmp_path) == ["first.done", "third.done"]
 
 
@@ -153,25 +164,7 @@ def test_a_later_call_goes_on_at_the_step_that_failed(tmp_path: Path, log: Path)
     with pytest.raises(InvalidRun):
         run(three(log, "raise SystemExit(1)"), tmp_path)
     run(three(log), tmp_path)
-    assert said(log) == ["a", "b", "b", "c", "d"]
-
-
-def test_a_step_for_more_gpus_is_named_and_left_out(
-    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    two = CheckStep("two", "on two GPUs", (say(log, "two"),), gpus=2)
-    run([two, *three(log)], tmp_path)
-    assert said(log) == ["a", "b", "c", "d"]
-    assert "two: not run, it needs 2 GPUs and there are 1" in capsys.readouterr().out
-    assert "two.done" not in notes(tmp_path)
-
-
-def test_as_many_gpus_as_a_step_needs_are_enough(
-    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "G"}] * 2)
-    run([CheckStep("two", "on two GPUs", (say(log, "two"),), gpus=2)], tmp_path)
-    assert said(log) == ["two"]
+    assert said(log) == ["a", "b", "b", "c"]
 
 
 def test_an_unknown_step_stops_all_of_them(tmp_path: Path, log: Path) -> None:
@@ -204,7 +197,7 @@ def test_no_measurement_comes_before_a_check(found: dict[str, CheckStep]) -> Non
 def test_models_of_checks_can_be_divided_among_the_gpus(
     found: dict[str, CheckStep], gpus: int
 ) -> None:
-    [command] = found[f"engine-tp{gpus}"].commands
+    command = found[f"engine-tp{gpus}"].command
     model = Path(command[command.index("--model") + 1])
     config = json.loads((model / "config.json").read_bytes())
     heads = (config["num_attention_heads"], config["num_key_value_heads"])
@@ -213,11 +206,11 @@ def test_models_of_checks_can_be_divided_among_the_gpus(
 
 def test_steps_have_names_of_their_own(tmp_path: Path, found: dict[str, CheckStep]) -> None:
     assert len(found) == len(list(steps(tmp_path, tmp_path, None)))
-    assert all(step.commands and step.summary for step in found.values())
+    assert all(step.command and step.summary for step in found.values())
 
 
 def test_all_flags_of_picbench_exist(found: dict[str, CheckStep]) -> None:
-    ours = [c for step in found.values() for c in step.commands if c[2] == "picbench"]
+    ours = [s.command for s in found.values() if s.command[2] == "picbench"]
     assert all(flags(command) for command in ours)
     assert {command[3] for command in ours} == {"measure", "reproduce"}
     measured = {command[4] for command in ours if command[3] == "measure"}
@@ -225,10 +218,10 @@ def test_all_flags_of_picbench_exist(found: dict[str, CheckStep]) -> None:
 
 
 def test_papers_take_scores_that_are_there(tmp_path: Path, found: dict[str, CheckStep]) -> None:
-    assert "--scores" not in found["paper-epic"].commands[0]
+    assert "--scores" not in found["paper-epic"].command
     (tmp_path / "testbed" / "algorithms").mkdir(parents=True)
     known = {step.name: step for step in steps(tmp_path / "out", tmp_path / "runs", None)}
-    [command] = known["paper-epic"].commands
+    command = known["paper-epic"].command
     assert command[command.index("--scores") + 1] == str(tmp_path / "testbed" / "algorithms")
 
 
@@ -237,13 +230,13 @@ def test_every_paper_is_a_step() -> None:
 
 
 def test_predictions_are_made_from_the_grid_that_was_measured(found: dict[str, CheckStep]) -> None:
-    [measured], [checked] = (found[name].commands for name in ("break-even", "profile"))
+    measured, checked = (found[name].command for name in ("break-even", "profile"))
     grid = Path(checked[checked.index("--grid") + 1])
     assert str(grid.parent) == measured[measured.index("--output") + 1]
 
 
 def test_what_is_tested_is_there(found: dict[str, CheckStep]) -> None:
-    [command] = found["kernels-ok"].commands
+    command = found["kernels-ok"].command
     folders = [word for word in command[3:] if word.startswith("tests/")]
     checkout = Path(__file__).parents[3]
     assert folders
@@ -254,15 +247,15 @@ def test_the_name_of_the_code_reaches_what_is_written(
     tmp_path: Path, found: dict[str, CheckStep]
 ) -> None:
     for name in ("accuracy-float32", "alone", *MEASUREMENTS):
-        [command] = found[name].commands
+        command = found[name].command
         assert command[command.index("--commit") + 1] == "abc"
         assert command[command.index("--output") + 1] == str(tmp_path / "out")
     for name in LATER:
-        [command] = found[name].commands
+        command = found[name].command
         assert command[command.index("--commit") + 1] == "abc"
         assert str(tmp_path) in command[command.index("--output") + 1]
     unnamed = steps(tmp_path, tmp_path, None)
-    assert not any("--commit" in command for step in unnamed for command in step.commands)
+    assert not any("--commit" in step.command for step in unnamed)
 
 
 def flags(command: Command) -> dict[str, Any]:

@@ -87,11 +87,11 @@ def test_prompts_of_every_architecture_fit_its_engine(name: str) -> None:
     run = plan(name, longest=1024, rows=2)
     serving = run.serving(find_model(name))
     [case] = [case for case in serving.cases if case.dataset == "needle"]
-    load = serve_arms.load_case(case, serving.arms, serving.rows, serving.reading(case.dataset))
+    load = serving.load(case)
     assert [s.truncated for s in load.samples] == [True, True]
     assert {s.prompt_tokens + s.max_tokens for s in load.samples} <= {1023, 1024}
     assert all(chunk.before for chunk in load.samples[0].chunks[1:])
-    config = serve_arms.engine_config(serving, load)
+    config = serve_arms.engine_config(serving, load, serving.longest)
     assert (config.context, config.dtype, config.device) == (2048, "float32", "cpu")
     assert Path(config.model) == Path(name).resolve()
     assert case.name == f"{name.replace('/', '--')}-needle"

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness_fakes import FakeEngine, Harness, make_sample, run_fakes
+from measured_arms import known
 
 from picbench.engines.request import Request, Result
 from picbench.errors import ConfigError
@@ -31,11 +32,9 @@ def test_a_reply_stands_at_its_own_repeat(tmp_path: Path) -> None:
     """Its group and the request alone fail in the first repeat; two more repeats are answered."""
     harness = Harness([make_sample(n) for n in range(2)], engines={"naive": LateEngine("naive")})
     path = run_fakes(harness, tmp_path / "run", "full", "naive", repeats=3)
-    browser = browse_answers(read_contents(read_run(path), 0.02), 100_000)
-    assert browser is not None
+    browser = known(browse_answers(read_contents(read_run(path), 0.02), 100_000))
     shown = {
-        sample.sample: {row[0].text: row[1].text for row in sample.replies.rows}
-        for sample in browser.samples
+        sample.sample: {row[0]: row[1] for row in sample.replies.rows} for sample in browser.samples
     }
     assert shown == {
         "s0#2": {"full": "yes", "naive": "attempt 3"},

@@ -1,18 +1,19 @@
 """What is said of a loss of score."""
 
+from dataclasses import replace
+
 import pytest
-from measured_arms import make_arm
+from measured_arms import known, make_arm
 
 from picbench.compare.arm import SCORE, MetricChange, compare_arms
+from picbench.compare.intervals import Interval
 from picbench.compare.significance import Loss
-from picbench.report.contents import drop_at_most, unseen_loss
+from picbench.report.contents import drop_at_most, ratio_ends, unseen_loss
 
 
 def score(before: list[float], after: list[float], margin: float = 0.02) -> MetricChange:
     found = compare_arms(make_arm(scores=before), make_arm(scores=after), margin=margin)
-    metric = found.metric(SCORE)
-    assert metric is not None
-    return metric
+    return known(found.metric(SCORE))
 
 
 @pytest.mark.parametrize(("count", "share"), [(10, 0.2589), (100, 0.0295), (300, 0.0099)])
@@ -28,9 +29,18 @@ def test_samples_that_changed_are_judged_by_their_interval() -> None:
     worse = score([1.0] * 60, [0.0] * 20 + [1.0] * 40)
     assert unseen_loss(worse) is None
     assert worse.loss is Loss.BEYOND
-    bounds = worse.change.one_sided
-    assert bounds is not None
+    bounds = known(worse.change.one_sided)
     assert drop_at_most(worse) == -bounds.low
     better = score([0.0] * 30 + [1.0] * 30, [1.0] * 60)
     assert drop_at_most(better) == 0.0
     assert better.loss is Loss.WITHIN
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [((0.0001, 16404483.8), "below 0.01 to above 100"), ((0.5, 2.0), "0.50 to 2.00")],
+)
+def test_ends_far_from_one_are_not_told(ends: tuple[float, float], words: str) -> None:
+    metric = score([1.0] * 4, [1.0] * 4)
+    change = replace(metric.change, interval=Interval(*ends, 0.95))
+    assert ratio_ends(replace(metric, change=change)) == words

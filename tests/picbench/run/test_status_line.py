@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness_fakes import Harness, make_sample, run_fakes
 
-from picbench.run.overview import status_line
+from picbench.run.result import status_line
 from picbench.store.writer import SUMMARY
 
 

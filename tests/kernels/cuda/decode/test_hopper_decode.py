@@ -8,7 +8,7 @@ import pytest
 import torch
 from hopper import compiled
 
-from picbench.experiments.kernel_cases import rope_table
+from picbench.experiments.scenes import rope_table
 from picbench.kernels.cuda import device
 from picbench.kernels.cuda.decode import attention as decode
 from picbench.kernels.cuda.decode.attention import DecodeBatch

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.experiments.kernel_cases import Slots, planned
+from picbench.experiments.scenes import Slots, planned
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.key_cells import cut_cells
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from shifted_keys import KINDS, Kind, attention_at, shifted_scene
 from torch import Tensor
 
-from picbench.experiments.kernel_cases import (
+from picbench.experiments.scenes import (
     Scene,
     Slots,
     draw,

@@ -5,8 +5,8 @@ import pytest
 import torch
 from references import merge_reference
 
-from picbench.experiments.kernel_cases import draw, plain, planned, relative_error, rope_table
 from picbench.experiments.per_chunk_flash import SegmentBatch, decode_segments, segments_of
+from picbench.experiments.scenes import draw, plain, planned, relative_error, rope_table
 from picbench.kernels.cuda.device import upload_all
 from picbench.kernels.cuda.merge import merge
 from picbench.kernels.cuda.prefill import flash, logical_order

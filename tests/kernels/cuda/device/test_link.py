@@ -7,7 +7,7 @@ from shifted_keys import KINDS, Kind, attention_at, shifted_scene
 from torch import Tensor
 
 from picbench.errors import ConfigError
-from picbench.experiments.kernel_cases import (
+from picbench.experiments.scenes import (
     Scene,
     Slots,
     draw,

@@ -5,7 +5,7 @@ import torch
 from paged_prefill_cases import expected, paged_prefill_of
 from references import paged_reference
 
-from picbench.experiments.kernel_cases import (
+from picbench.experiments.scenes import (
     Scene,
     Slots,
     draw,

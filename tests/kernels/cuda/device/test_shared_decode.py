@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from picbench.experiments.kernel_cases import relative_error, rope_table
-from picbench.experiments.shared_kernels import ChunkReads, SharedScene, draw_shared
+from picbench.experiments.scenes import ChunkReads, Scene, draw, relative_error, rope_table
 from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
 from picbench.kernels.cuda.decode.shared.shared_decode import GroupLaunch, SharedDecodeBatch
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
+from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
 ON_GPU = torch.cuda.is_available()
@@ -37,10 +37,23 @@ READS = [
 ]
 
 
+def shared_scene(
+    lengths: Sequence[int],
+    reads: Sequence[ChunkReads],
+    shape: HeadShape,
+    rope: RopeTable,
+    *,
+    unrotated: bool = False,
+    **options: Any,
+) -> Scene:
+    """Requests that read chunks of these lengths."""
+    requests = [read.slots(lengths, unrotated=unrotated) for read in reads]
+    return draw(requests, shape, rope, chunks=lengths, **options)
+
+
 def batch_of(
-    drawn: SharedScene, rows: Sequence[int], *, unrotated: bool = False, cells: int = 8
+    scene: Scene, rows: Sequence[int], *, unrotated: bool = False, cells: int = 8
 ) -> SharedDecodeBatch:
-    scene = drawn.scene
     shape = scene.shape
     table = SharedRequestTable(
         max(rows) + 2,
@@ -52,7 +65,7 @@ def batch_of(
         layout=GroupRows.of(shape.group, cells),
         parts_bytes=1 << 20,
     )
-    drawn.put(table, rows)
+    scene.put(table, rows)
     launch = replace(GroupLaunch.of(shape, unrotated=unrotated), resident=2 if ON_GPU else 1)
     batch = SharedDecodeBatch(table, len(rows) + 1, shape, scene.rope, splits=2, launch=launch)
     if not ON_GPU:
@@ -65,8 +78,7 @@ def batch_of(
     return batch
 
 
-def decoded(batch: SharedDecodeBatch, drawn: SharedScene, rows: Tensor, query: Tensor) -> Tensor:
-    scene = drawn.scene
+def decoded(batch: SharedDecodeBatch, scene: Scene, rows: Tensor, query: Tensor) -> Tensor:
     batch.fill(scene.table, rows, scene.lengths)
     out = torch.full_like(query, UNTOUCHED)
     batch.attend(query, scene.kv_cache, scene.scale, out)
@@ -74,8 +86,8 @@ def decoded(batch: SharedDecodeBatch, drawn: SharedScene, rows: Tensor, query: T
     return out
 
 
-def worst(drawn: SharedScene, query: Tensor, found: Tensor) -> float:
-    scene, last = drawn.scene, torch.tensor([10_000], dtype=torch.int32)
+def worst(scene: Scene, query: Tensor, found: Tensor) -> float:
+    last = torch.tensor([10_000], dtype=torch.int32)
     return max(
         relative_error(found[i : i + 1], scene.expected(i, query[i : i + 1], last))
         for i in range(len(scene.requests))
@@ -86,32 +98,32 @@ def on(device: str, rows: Sequence[int]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int32, device=device)
 
 
-def check(drawn: SharedScene, device: str, tolerance: float, **options: Any) -> SharedDecodeBatch:
+def check(scene: Scene, device: str, tolerance: float, **options: Any) -> SharedDecodeBatch:
     """The outputs of all requests, in rows of another order."""
-    count = len(drawn.scene.requests)
+    count = len(scene.requests)
     rows = list(range(count, 0, -1))
-    batch = batch_of(drawn, rows, **options)
-    query = drawn.scene.queries(count)
-    assert worst(drawn, query, decoded(batch, drawn, on(device, rows), query)) <= tolerance
+    batch = batch_of(scene, rows, **options)
+    query = scene.queries(count)
+    assert worst(scene, query, decoded(batch, scene, on(device, rows), query)) <= tolerance
     assert int(batch.table.control[0]) == batch.table.groups_of.count > 0
     return batch
 
 
 def test_shared_chunks(shape: HeadShape, device: str, head_major: bool, tolerance: float) -> None:
     rope = rope_table(shape.head_size, 400, device)
-    drawn = draw_shared(
+    scene = shared_scene(
         LENGTHS, READS, shape, rope, device=device, head_major=head_major, poison=True
     )
-    batch = check(drawn, device, tolerance)
+    batch = check(scene, device, tolerance)
     # Chunk 1, for one, is read at once for the three requests that see all of it.
     assert max(row[1] for row in batch.table.groups_of.group_rows()) >= 3
 
 
 def test_unrotated_keys(shape: HeadShape, device: str, tolerance: float) -> None:
     rope = rope_table(shape.head_size, 400, device)
-    drawn = draw_shared(LENGTHS, READS, shape, rope, device=device, poison=True, unrotated=True)
-    rotated = draw_shared(LENGTHS, READS, shape, rope, device=device)
-    apart = check(drawn, device, tolerance, unrotated=True).table.groups_of
+    scene = shared_scene(LENGTHS, READS, shape, rope, device=device, poison=True, unrotated=True)
+    rotated = shared_scene(LENGTHS, READS, shape, rope, device=device)
+    apart = check(scene, device, tolerance, unrotated=True).table.groups_of
     together = check(rotated, device, tolerance).table.groups_of
     # What is compiled after an anchor has a place of its own in its chunk.
     assert 0 < apart.count <= together.count
@@ -130,7 +142,7 @@ def test_partial_and_interleaved_rotary(
     unrotated: bool,
 ) -> None:
     rope = rope_table(rotary_dim, 400, device, is_neox=is_neox)
-    drawn = draw_shared(
+    scene = shared_scene(
         LENGTHS[:2],
         [ChunkReads((0, 1), 3), ChunkReads((1, 0), 9)],
         HeadShape(2, 1, 64, dtype),
@@ -139,7 +151,7 @@ def test_partial_and_interleaved_rotary(
         poison=True,
         unrotated=unrotated,
     )
-    check(drawn, device, tolerance, unrotated=unrotated)
+    check(scene, device, tolerance, unrotated=unrotated)
 
 
 #: Query heads a KV head, and readers: rows that fit the smallest product, more than one product
@@ -155,17 +167,17 @@ def test_groups_of_every_size(
     shape = HeadShape(group, 1, 128 if ON_GPU else 16, dtype)
     rope = rope_table(shape.head_size, 400, device)
     reads = [ChunkReads((0,), i % 16 + 1, anchor=i) for i in range(readers)]
-    drawn = draw_shared([70], reads, shape, rope, device=device, poison=True)
-    batch = check(drawn, device, tolerance, cells=4)
+    scene = shared_scene([70], reads, shape, rope, device=device, poison=True)
+    batch = check(scene, device, tolerance, cells=4)
     assert sum(row[1] for row in batch.table.groups_of.group_rows()) == 2 * readers
 
 
 def test_requests_come_and_go(device: str, dtype: torch.dtype, tolerance: float) -> None:
     shape = HeadShape(2, 1, 16 if not ON_GPU else 64, dtype)
     rope = rope_table(shape.head_size, 400, device)
-    drawn = draw_shared(LENGTHS, READS, shape, rope, device=device, poison=True)
-    scene, rows = drawn.scene, list(range(len(READS)))
-    batch = batch_of(drawn, rows)
+    scene = shared_scene(LENGTHS, READS, shape, rope, device=device, poison=True)
+    rows = list(range(len(READS)))
+    batch = batch_of(scene, rows)
     query = scene.queries(len(READS))
     for gone in ([1, 6], [0, 2]):
         for row in gone:
@@ -186,7 +198,7 @@ def test_requests_come_and_go(device: str, dtype: torch.dtype, tolerance: float)
                 last = torch.tensor([10_000], dtype=torch.int32)
                 expected = scene.expected(i, query[i : i + 1], last)
                 assert relative_error(out[i : i + 1], expected) <= tolerance
-        drawn.put(batch.table, rows)
+        scene.put(batch.table, rows)
 
 
 def test_generated_tokens_follow(device: str, dtype: torch.dtype, tolerance: float) -> None:
@@ -194,9 +206,8 @@ def test_generated_tokens_follow(device: str, dtype: torch.dtype, tolerance: flo
     shape = HeadShape(2, 1, 16 if not ON_GPU else 64, dtype)
     rope = rope_table(shape.head_size, 400, device)
     reads = [ChunkReads((0, 1), 30), ChunkReads((1, 0), 44)]
-    drawn = draw_shared(LENGTHS, reads, shape, rope, device=device, poison=True)
-    scene = drawn.scene
-    batch = batch_of(drawn, [0, 1])
+    scene = shared_scene(LENGTHS, reads, shape, rope, device=device, poison=True)
+    batch = batch_of(scene, [0, 1])
     query = scene.queries(2)
     for fewer in (20, 0):
         lengths = (scene.lengths - fewer).tolist()
@@ -211,14 +222,14 @@ def test_generated_tokens_follow(device: str, dtype: torch.dtype, tolerance: flo
 def test_what_does_not_pay_is_read_alone(device: str, dtype: torch.dtype, tolerance: float) -> None:
     shape = HeadShape(2, 1, 16 if not ON_GPU else 64, dtype)
     rope = rope_table(shape.head_size, 400, device)
-    drawn = draw_shared(LENGTHS, READS, shape, rope, device=device, poison=True)
+    scene = shared_scene(LENGTHS, READS, shape, rope, device=device, poison=True)
     rows = list(range(len(READS)))
-    batch = batch_of(drawn, rows)
+    batch = batch_of(scene, rows)
     batch.table.groups_of.costs = SharingCosts(own_gb_ms=1e9)
-    query = drawn.scene.queries(len(READS))
-    found = decoded(batch, drawn, on(device, rows), query)
+    query = scene.queries(len(READS))
+    found = decoded(batch, scene, on(device, rows), query)
     assert int(batch.table.control[0]) == 0
-    assert worst(drawn, query, found) <= tolerance
+    assert worst(scene, query, found) <= tolerance
 
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs need a GPU")
@@ -227,9 +238,9 @@ def test_a_graph_serves_groups_that_it_was_not_captured_with(
     shape: HeadShape, device: str, tolerance: float, overlap: bool
 ) -> None:
     rope = rope_table(shape.head_size, 400, device)
-    drawn = draw_shared(LENGTHS, READS, shape, rope, device=device, poison=True)
-    scene, rows = drawn.scene, list(range(len(READS)))
-    batch = batch_of(drawn, rows)
+    scene = shared_scene(LENGTHS, READS, shape, rope, device=device, poison=True)
+    rows = list(range(len(READS)))
+    batch = batch_of(scene, rows)
     table = batch.table
     launch = replace(GroupLaunch.of(shape), overlap=overlap)
     batch = SharedDecodeBatch(table, len(rows), shape, rope, launch=launch)
@@ -243,7 +254,7 @@ def test_a_graph_serves_groups_that_it_was_not_captured_with(
     with torch.cuda.graph(graph):
         batch.attend(query, scene.kv_cache, scene.scale, out)
     for gone in ([1], [0, 2], []):
-        drawn.put(table, rows)
+        scene.put(table, rows)
         lengths = scene.lengths
         for row in gone:
             table.clear(row)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from picbench.experiments.kernel_cases import rope_table
+from picbench.experiments.scenes import rope_table
 from picbench.kernels.cuda.decode.attention import DecodeBatch
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch

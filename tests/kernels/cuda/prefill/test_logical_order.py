@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
-from picbench.experiments.kernel_cases import rope_table
+from picbench.experiments.scenes import rope_table
 from picbench.kernels.cuda.decode.attention import choose_splits
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder, runs

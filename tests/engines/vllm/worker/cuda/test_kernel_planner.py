@@ -119,7 +119,7 @@ def test_what_pads_a_graph_has_no_keys(pair: Pair) -> None:
     batch = pair[0].batch(["y", "plain", "x"], [30, 7, 27], [1, 1, 1])
     assert batch is not None
     assert batch.decodes
-    rows = [pair[0].batch([name], [0], [1]).requests[0].row for name in "yx"]  # type: ignore[union-attr]
+    rows = [pair[0].batch([name], [0], [1]).known.requests[0].row for name in "yx"]  # type: ignore[union-attr]
     found = rows_and_lengths(batch, 5, plain_row=4).tolist()
     assert found == [[rows[0], 4, rows[1], 0, 0], [31, 8, 28, -1, -1]]
 

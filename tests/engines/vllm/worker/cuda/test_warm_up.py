@@ -16,7 +16,7 @@ from torch import Tensor
 from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
-from picbench.experiments.kernel_cases import rope_table
+from picbench.experiments.scenes import rope_table
 from picbench.kernels.cuda import device
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable

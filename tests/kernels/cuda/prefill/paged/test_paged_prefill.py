@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from paged_prefill_cases import expected, paged_prefill_of, tiles_of
 from references import paged_reference
 
-from picbench.experiments.kernel_cases import (
+from picbench.experiments.scenes import (
     Slots,
     draw,
     plain,

@@ -1,0 +1,458 @@
+"""Intervals of means and quantiles: scipy's where it has them, and coverage where it has none."""
+
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measured_arms import known
+from scipy import stats  # type: ignore[import-untyped]
+
+from picbench.compare.intervals import (
+    ClusterSums,
+    CrossedMean,
+    MeanBootstrap,
+    Quantile,
+    StudentMean,
+    difference_interval,
+    quantile,
+    ratio_interval,
+    repeated_quantile,
+    sum_clusters,
+    values_needed,
+)
+from picbench.compare.significance import sign_flip
+
+
+def test_sums_and_counts_are_by_cluster() -> None:
+    found = sum_clusters(np.array([1.0, 2.0, 4.0]), ["b", "a", "b"])
+    assert found.sums.tolist() == [5.0, 2.0]
+    assert found.counts.tolist() == [2.0, 1.0]
+    assert found.mean == pytest.approx(7 / 3)
+
+
+def test_without_clusters_each_value_is_one() -> None:
+    found = sum_clusters(np.array([1.0, 2.0]))
+    assert found.sums.tolist() == [1.0, 2.0]
+    assert found.counts.tolist() == [1.0, 1.0]
+
+
+def test_nothing_and_other_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        sum_clusters(np.array([]))
+    with pytest.raises(ValueError, match="2 values in 1 clusters"):
+        sum_clusters(np.array([1.0, 2.0]), ["a"])
+
+
+VALUES = st.lists(st.integers(-1000, 1000).map(float), min_size=2, max_size=40)
+
+
+def interval(values: ClusterSums, seed: int = 0, resamples: int = 4000) -> tuple[float, float]:
+    found = known(MeanBootstrap(values, seed, resamples).interval())
+    return found.low, found.high
+
+
+def test_few_clusters_are_widened_as_in_hesterberg() -> None:
+    """Of eight values, without bias and skewness: the ends are quantiles of resampled means.
+
+    At 80 % Student's quantile of 7 degrees is 1.4149, times sqrt(8 / 7) 1.5126; the normal
+    probability of that is 0.93481. All 6435 different resamples, weighted, have their quantile of
+    this probability at 1.6725 (for 9 degrees it would be at 1.641, without the factor at 1.565).
+    """
+    half = np.array([1.0, 2.31, 3.17, 4.73])
+    bootstrap = MeanBootstrap(sum_clusters(np.concatenate([half, -half])), resamples=400_000)
+    found = known(bootstrap.interval(0.8))
+    assert (found.low, found.high) == pytest.approx((-1.6725, 1.6725), abs=0.012)
+    assert found.half_width == pytest.approx(1.6725, abs=0.012)
+
+
+@pytest.mark.parametrize("draw", ["normal", "exponential"])
+def test_unclustered_intervals_are_scipys(draw: str) -> None:
+    """Within the noise of resampling, and the widening for 300 clusters (0.4 %)."""
+    values = getattr(np.random.default_rng(5), draw)(size=300)
+    reference = stats.bootstrap(
+        (values,), np.mean, method="BCa", n_resamples=20000, rng=np.random.default_rng(1)
+    ).confidence_interval
+    low, high = interval(sum_clusters(values), resamples=20000)
+    width = reference.high - reference.low
+    assert low == pytest.approx(reference.low, abs=0.03 * width)
+    assert high == pytest.approx(reference.high, abs=0.03 * width)
+
+
+@pytest.mark.parametrize("groups", [12, 40])
+def test_clustered_intervals_cover_the_truth(groups: int) -> None:
+    """95 % of 400 intervals, give or take three standard errors, for samples that are not alone."""
+    rng = np.random.default_rng(groups)
+    hits = 0
+    for trial in range(400):
+        sizes = rng.integers(2, 8, groups)
+        names = np.repeat(np.arange(groups), sizes)
+        values = np.repeat(rng.normal(size=groups), sizes) + rng.normal(size=len(names))
+        low, high = interval(sum_clusters(values, names.tolist()), trial, 1000)
+        hits += low <= 0 <= high
+    assert 0.917 <= hits / 400 <= 0.983
+
+
+def test_ignoring_clusters_would_not_cover() -> None:
+    """What clusters are for: the same samples as if they were independent."""
+    rng = np.random.default_rng(0)
+    hits = 0
+    for trial in range(200):
+        values = np.repeat(rng.normal(size=30), 6)
+        low, high = interval(sum_clusters(values), trial, 500)
+        hits += low <= 0 <= high
+    assert hits / 200 < 0.75
+
+
+@given(VALUES, st.integers(0, 50), st.sampled_from([0.5, 2.0, 8.0]))
+def test_shifting_and_scaling_values_does_it_to_the_interval(
+    values: list[float], shift: int, scale: float
+) -> None:
+    array = np.array(values) + 1001  # Without zeros, which are not drawn: the draws stay the same.
+    low, high = interval(sum_clusters(array), resamples=200)
+    moved = interval(sum_clusters(scale * array + shift), resamples=200)
+    assert moved == pytest.approx((scale * low + shift, scale * high + shift), abs=1e-6)
+
+
+@given(VALUES)
+def test_an_interval_stays_between_the_extremes(values: list[float]) -> None:
+    low, high = interval(sum_clusters(np.array(values)), resamples=200)
+    assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9
+
+
+@given(VALUES)
+def test_a_higher_level_encloses_a_lower_one(values: list[float]) -> None:
+    bootstrap = MeanBootstrap(sum_clusters(np.array(values)), resamples=200)
+    wide, narrow = known(bootstrap.interval(0.95)), known(bootstrap.interval(0.8))
+    assert wide.low <= narrow.low <= narrow.high <= wide.high
+
+
+def test_equal_values_have_an_interval_of_no_width() -> None:
+    assert interval(sum_clusters(np.full(5, 0.25))) == (0.25, 0.25)
+
+
+def test_one_cluster_has_no_interval() -> None:
+    one = sum_clusters(np.array([1.0, 2.0]), ["a", "a"])
+    assert MeanBootstrap(one).interval() is None
+    assert StudentMean.of(one).interval() is None
+
+
+def test_a_seed_decides_the_interval() -> None:
+    values = sum_clusters(np.random.default_rng(0).normal(size=50))
+    assert interval(values, 3) == interval(values, 3)
+    assert interval(values, 3) != interval(values, 4)
+
+
+def test_single_values_have_the_textbooks_interval_and_p() -> None:
+    values = np.random.default_rng(0).normal(0.5, 1, 9)
+    found, reference = StudentMean.of(sum_clusters(values)), stats.ttest_1samp(values, 0)
+    expected = reference.confidence_interval(0.95)
+    interval = known(found.interval())
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+    assert found.p == pytest.approx(reference.pvalue)
+
+
+def test_few_clusters_can_be_significant() -> None:
+    values = sum_clusters(np.array([1.0, 1.1, 0.9, 1.05]))
+    assert StudentMean.of(values).p < 0.001
+    assert sign_flip(values) == 1 / 8
+
+
+@pytest.mark.parametrize("groups", [4, 8])
+def test_intervals_of_few_clusters_cover_the_truth(groups: int) -> None:
+    """95 % of 600, and three standard errors; the last cluster is a small one."""
+    rng = np.random.default_rng(groups)
+    names = np.repeat(np.arange(groups), [16] * (groups - 1) + [4])
+    hits = 0
+    for _ in range(600):
+        values = rng.normal(size=groups)[names] + rng.normal(size=len(names))
+        interval = known(StudentMean.of(sum_clusters(values, names.tolist())).interval())
+        hits += 0 in interval
+    assert hits / 600 >= 0.923
+
+
+@pytest.mark.parametrize(("means", "p"), [([0.0, 0.0], 1.0), ([3.0], 1.0), ([2.0, 2.0], 0.0)])
+def test_what_does_not_vary(means: list[float], p: float) -> None:
+    assert StudentMean.of(sum_clusters(np.array(means))).p == p
+
+
+PARTS = st.tuples(st.floats(0.001, 10), st.floats(0.001, 10), st.integers(2, 20))
+
+
+def crossed(values: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> CrossedMean:
+    """Of values [repeats, rows]."""
+    repeats, rows = (index.ravel().tolist() for index in np.indices(values.shape))
+    return CrossedMean(
+        StudentMean.of(sum_clusters(values.ravel(), rows)),
+        StudentMean.of(sum_clusters(values.ravel(), repeats)),
+    )
+
+
+@pytest.mark.parametrize(("repeats", "size"), [(2, 0.1), (3, 0.05), (3, 0.1), (5, 0.1)])
+def test_intervals_cover_the_truth_where_repeats_differ(repeats: int, size: float) -> None:
+    """95 % of 500, less three standard errors; over rows alone a lot less."""
+    rng = np.random.default_rng(repeats)
+    hits = rows_alone = 0
+    for _ in range(500):
+        shifts = size * rng.normal(size=(repeats, 1)) + 0.1 * rng.normal(size=30)
+        found = crossed(shifts + 0.05 * rng.normal(size=(repeats, 30)))
+        hits += 0 in found.interval()
+        alone = known(found.rows.interval())
+        rows_alone += 0 in alone
+    assert hits / 500 >= 0.921
+    assert rows_alone / 500 <= 0.80
+
+
+def test_p_is_right_where_nothing_but_repeats_differs() -> None:
+    """Of 500 tests at 5 % as many reject as chance has it: not more than three errors above."""
+    rng = np.random.default_rng(4)
+    rejected = sum(
+        crossed(rng.normal(size=(4, 1)) + 0.1 * rng.normal(size=(4, 20))).p <= 0.05
+        for _ in range(500)
+    )
+    assert 0.01 <= rejected / 500 <= 0.079
+
+
+@given(PARTS, PARTS, st.floats(-20, 20))
+def test_p_and_interval_agree(
+    rows: tuple[float, float, int], repeats: tuple[float, float, int], mean: float
+) -> None:
+    found = CrossedMean(
+        StudentMean(mean, rows[0], rows[2]), StudentMean(mean, repeats[0], repeats[2])
+    )
+    assert 0 <= found.p <= 1
+    for level in (0.5, 0.95, 0.999):
+        if abs(found.p - (1 - level)) > 1e-9:
+            assert (0 in found.interval(level)) == (found.p > 1 - level)
+    assert found.freedom >= min(rows[2], repeats[2]) - 1 - 1e-9
+    assert found.freedom <= rows[2] + repeats[2] - 2 + 1e-9
+
+
+def test_repeats_that_do_not_differ_leave_students_interval() -> None:
+    values = np.random.default_rng(0).normal(size=12)
+    found, alone = crossed(np.tile(values, (3, 1))), StudentMean.of(sum_clusters(values))
+    expected = known(alone.interval())
+    assert (found.interval().low, found.interval().high) == pytest.approx(
+        (expected.low, expected.high)
+    )
+    assert found.p == pytest.approx(alone.p)
+    assert found.freedom == pytest.approx(11)
+
+
+@pytest.mark.parametrize(("value", "p"), [(0.0, 1.0), (3.0, 0.0)])
+def test_repeats_that_do_not_vary(value: float, p: float) -> None:
+    found = crossed(np.full((2, 5), value))
+    assert found.p == p
+    assert found.interval().half_width == 0
+    assert found.freedom == 4
+
+
+SCORES = [0.0, 1.0, 0.5, 0.25] * 10
+
+
+def test_a_higher_level_and_more_resamples_reach_further_into_the_tails() -> None:
+    usual, sure = (difference_interval(SCORES, [0.5] * 40, level) for level in (0.95, 0.999))
+    assert sure.low < usual.low < usual.high < sure.high
+    assert (usual.level, sure.level) == (0.95, 0.999)
+    more = difference_interval(SCORES, [0.5] * 40, 0.999, resamples=20_000)
+    assert more.low == pytest.approx(sure.low, abs=0.03)
+    assert more != sure
+
+
+def test_a_ratio_and_a_difference_of_the_same_rows_agree_on_no_change() -> None:
+    assert 0.0 in difference_interval(SCORES, SCORES[::-1])
+    found = known(ratio_interval(SCORES, SCORES[::-1]))
+    assert 1.0 in found
+
+
+def test_too_few_rows_and_nothing_to_divide_by_have_no_interval() -> None:
+    with pytest.raises(ValueError, match="one row has no interval"):
+        difference_interval([1.0], [0.5])
+    assert ratio_interval([0.5] * 4, [1.0, 0.0, 0.0, 0.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("q", "needed"), [(0.5, 2), (0.9, 10), (0.95, 20), (0.99, 100), (0.999, 1000), (0.01, 100)]
+)
+def test_a_quantile_needs_a_value_beyond_it(q: float, needed: int) -> None:
+    assert values_needed(q) == needed
+    assert quantile([1.0] * (needed - 1), q).value is None
+    assert quantile([1.0] * needed, q).value == 1.0
+
+
+@pytest.mark.parametrize("q", [0.0, 1.0, 1.5])
+def test_extremes_are_no_quantiles(q: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        values_needed(q)
+
+
+@pytest.mark.parametrize(("q", "count"), [(0.5, 30), (0.9, 80), (0.99, 600)])
+def test_intervals_cover_the_true_quantile(q: float, count: int) -> None:
+    """At least 95 % of 600, less three standard errors; discrete ones are conservative."""
+    rng = np.random.default_rng(count)
+    truth = -np.log(1 - q)
+    hits = 0
+    for _ in range(600):
+        found = known(quantile(rng.exponential(size=count).tolist(), q).interval)
+        hits += truth in found
+    assert hits / 600 >= 0.923
+
+
+def test_an_interval_that_nothing_encloses_is_none() -> None:
+    """Of 100 values the largest is below the true p99 in 37 % of experiments."""
+    found = quantile([float(i) for i in range(100)], 0.99)
+    assert found.value == pytest.approx(98.01)
+    assert found.interval is None
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=10, max_size=60))
+def test_the_median_is_in_its_interval(values: list[float]) -> None:
+    found = quantile(values, 0.5)
+    assert found.interval is not None
+    assert found.value in found.interval  # type: ignore[operator]
+
+
+Times = npt.NDArray[np.float64]
+
+TIMES = st.lists(st.floats(1, 1e4), min_size=12, max_size=40)
+
+
+def found_in(times: Times, q: float) -> Quantile:
+    """The quantile of times [repeats, rows]."""
+    repeats, rows = np.indices(times.shape)
+    return repeated_quantile(
+        times.ravel().tolist(), q, rows.ravel().tolist(), repeats.ravel().tolist()
+    )
+
+
+def lognormal(
+    rng: np.random.Generator, repeats: int, rows: int, sizes: tuple[float, float, float]
+) -> Times:
+    """Times around 1 ms, of which repeats, rows and single requests differ by `sizes`."""
+    state = sizes[0] * rng.normal(size=(repeats, 1))
+    return np.exp(  # type: ignore[no-any-return]
+        state + sizes[1] * rng.normal(size=rows) + sizes[2] * rng.normal(size=(repeats, rows))
+    )
+
+
+@pytest.mark.parametrize(
+    ("q", "repeats", "rows", "sizes"),
+    [
+        (0.5, 2, 60, (0.10, 0.1, 0.05)),
+        (0.5, 3, 100, (0.05, 0.4, 0.05)),
+        (0.5, 3, 100, (0.10, 0.1, 0.05)),
+        (0.5, 5, 100, (0.10, 0.4, 0.10)),
+        (0.9, 5, 100, (0.10, 0.4, 0.10)),
+        (0.95, 3, 200, (0.10, 0.4, 0.10)),
+        (0.99, 3, 400, (0.05, 0.4, 0.05)),
+    ],
+)
+def test_intervals_cover_the_truth_where_repeats_and_rows_differ(
+    q: float, repeats: int, rows: int, sizes: tuple[float, float, float]
+) -> None:
+    """At least 95 % of 400, less three standard errors; as if all were independent, a lot less."""
+    rng = np.random.default_rng(rows * repeats)
+    truth = float(np.exp(stats.norm.ppf(q) * np.hypot.reduce(sizes)))
+    hits = naive = 0
+    for _ in range(400):
+        times = lognormal(rng, repeats, rows, sizes)
+        interval = known(found_in(times, q).interval)
+        hits += truth in interval
+        alone = known(quantile(times.ravel().tolist(), q).interval)
+        naive += truth in alone
+    assert hits / 400 >= 0.917
+    assert naive / 400 <= 0.80
+
+
+def test_ten_repeats_of_the_same_rows_know_little_more_than_one() -> None:
+    """Rows differ and repeats do not: what other rows would take is as open as before."""
+    rng = np.random.default_rng(3)
+    once, ten = map(
+        known, (found_in(lognormal(rng, n, 200, (0, 0.4, 0.05)), 0.5).interval for n in (1, 10))
+    )
+    assert ten.half_width == pytest.approx(once.half_width, rel=0.25)
+
+
+def test_repeats_that_find_other_machines_widen_the_interval() -> None:
+    """Three repeats at 90, 100 and 110: Student's t of two degrees, 4.30, over sqrt(3)."""
+    rows = np.exp(np.random.default_rng(1).normal(0, 1e-4, 100))
+    found = found_in(np.outer([90.0, 100.0, 110.0], rows), 0.5)
+    reach = 4.3027 * np.log([90, 100, 110]).std(ddof=1) / np.sqrt(3)
+    assert found.repeats == 3
+    assert found.interval is not None
+    assert np.log(100 / found.interval.low) == pytest.approx(reach, rel=0.01)
+    assert np.log(found.interval.high / 100) == pytest.approx(reach, rel=0.01)
+
+
+@given(TIMES)
+def test_one_repeat_is_as_before(times: list[float]) -> None:
+    assert found_in(np.array([times]), 0.5) == quantile(times, 0.5)
+
+
+@given(TIMES, st.integers(2, 5))
+def test_copies_of_the_same_requests_add_nothing(times: list[float], copies: int) -> None:
+    once = quantile(times, 0.5).interval
+    again = found_in(np.array([times] * copies), 0.5).interval
+    assert once is not None
+    assert again is not None
+    assert (again.low, again.high) == pytest.approx((once.low, once.high))
+
+
+@given(TIMES, TIMES, st.sampled_from([0.5, 2.0, 1000.0]))
+def test_another_unit_scales_the_interval(
+    first: list[float], second: list[float], scale: float
+) -> None:
+    size = min(len(first), len(second))
+    times = np.array([first[:size], second[:size]])
+    one, other = known(found_in(times, 0.5).interval), known(found_in(scale * times, 0.5).interval)
+    assert (other.low, other.high) == pytest.approx((scale * one.low, scale * one.high))
+
+
+@given(TIMES, TIMES, st.randoms())
+def test_order_does_not_matter_and_the_median_is_inside(
+    first: list[float], second: list[float], random: Random
+) -> None:
+    """Repeats need not have the same requests: the second lacks some, or has more."""
+    requests = [
+        (time, row, repeat)
+        for repeat, times in enumerate((first, second))
+        for row, time in enumerate(times)
+    ]
+    shuffled = random.sample(requests, len(requests))
+    one, other = (
+        repeated_quantile(t, 0.5, r, n) for t, r, n in map(_columns, (requests, shuffled))
+    )
+    assert one.value == other.value
+    assert one.interval is not None
+    assert other.interval is not None
+    assert (one.interval.low, one.interval.high) == pytest.approx(
+        (other.interval.low, other.interval.high)
+    )
+    assert one.value is not None
+    assert one.interval.low <= one.value * (1 + 1e-9)
+    assert one.interval.high >= one.value * (1 - 1e-9)
+
+
+def _columns(
+    requests: list[tuple[float, int, int]],
+) -> tuple[list[float], list[int], list[int]]:
+    return [r[0] for r in requests], [r[1] for r in requests], [r[2] for r in requests]
+
+
+def test_what_is_too_few_for_one_repeat_stays_without_a_value() -> None:
+    few = found_in(np.ones((3, 30)), 0.99)
+    assert (few.value, few.needed, few.count) == (None, 100, 90)
+
+
+def test_ends_that_nothing_encloses_are_none() -> None:
+    """40 requests four times do not have a p99, however often they are served."""
+    times = np.tile(np.arange(1.0, 41.0), (4, 1))
+    found = found_in(times, 0.99)
+    assert found.value is not None
+    assert found.interval is None
+
+
+def test_a_quantile_of_0_has_no_interval() -> None:
+    assert found_in(np.zeros((2, 20)), 0.5).interval is None

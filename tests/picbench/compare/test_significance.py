@@ -1,0 +1,378 @@
+"""Paired differences, what tests of them say, and what several are worth together."""
+
+from itertools import product
+from math import sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measured_arms import known
+from scipy import stats  # type: ignore[import-untyped]
+
+from picbench.compare.intervals import sum_clusters
+from picbench.compare.significance import (
+    Loss,
+    Paired,
+    clusters_without_loss,
+    holm,
+    judge_loss,
+    mcnemar,
+    nondeterminism,
+    paired_difference,
+    paired_ratio,
+    paired_scores,
+    samples_for_width,
+    samples_to_decide,
+    samples_to_judge,
+    sign_flip,
+)
+
+P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
+
+
+@given(st.lists(st.integers(-20, 20), min_size=1, max_size=8))
+def test_few_clusters_are_enumerated(values: list[int]) -> None:
+    signed = [v for v in values if v]
+    totals = [
+        sum(s * v for s, v in zip(ss, signed, strict=True))
+        for ss in product((1, -1), repeat=len(signed))
+    ]
+    expected = sum(abs(t) >= abs(sum(values)) for t in totals) / len(totals)
+    assert sign_flip(sum_clusters(np.array(values, dtype=float))) == pytest.approx(expected)
+
+
+def test_many_clusters_are_sampled_as_scipy_does() -> None:
+    values = np.random.default_rng(2).normal(0.12, 1.0, 200)
+    reference = stats.permutation_test(
+        (values,),
+        np.mean,
+        permutation_type="samples",
+        n_resamples=9999,
+        rng=np.random.default_rng(3),
+    )
+    found = sign_flip(sum_clusters(values), seed=1)
+    assert found == pytest.approx(reference.pvalue, abs=0.02)
+
+
+def test_no_difference_is_never_significant() -> None:
+    assert sign_flip(sum_clusters(np.zeros(30))) == 1.0
+
+
+def test_false_alarms_are_as_rare_as_promised() -> None:
+    """Of 500 comparisons without a difference about 5 % have p <= 0.05, clusters or not."""
+    rng = np.random.default_rng(7)
+    alarms = 0
+    for trial in range(500):
+        values = np.repeat(rng.standard_t(3, size=25), 4) + rng.normal(size=100)
+        names = np.repeat(np.arange(25), 4).tolist()
+        alarms += sign_flip(sum_clusters(values, names), trial, 499) <= 0.05
+    assert 0.02 <= alarms / 500 <= 0.08
+
+
+@given(st.lists(st.integers(-9, 9).map(float), min_size=1, max_size=30))
+def test_a_sign_test_has_no_direction(values: list[float]) -> None:
+    array = np.array(values)
+    assert sign_flip(sum_clusters(array), 0, 199) == sign_flip(sum_clusters(-array), 0, 199)
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_mcnemar_is_symmetric_and_a_probability(wins: int, losses: int) -> None:
+    assert 0 < mcnemar(wins, losses) <= 1
+    assert mcnemar(wins, losses) == pytest.approx(mcnemar(losses, wins))
+
+
+def test_mcnemar_counts_discordant_answers_only() -> None:
+    assert mcnemar(0, 6) == pytest.approx(2 / 2**6)
+    assert mcnemar(5, 5) == pytest.approx(1)
+    assert mcnemar(0, 0) == 1
+
+
+def test_holm_steps_down() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(P_VALUES)
+def test_holm_keeps_the_order_and_raises_every_p(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    assert all(p <= a <= 1 for p, a in zip(p_values, adjusted, strict=True))
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    assert [adjusted[i] for i in order] == sorted(adjusted)
+
+
+@given(P_VALUES)
+def test_holm_never_exceeds_bonferroni(p_values: list[float]) -> None:
+    pairs = zip(p_values, holm(p_values), strict=True)
+    assert all(a <= min(1, len(p_values) * p) + 1e-12 for p, a in pairs)
+
+
+TIMES = st.lists(st.tuples(*[st.floats(0.1, 100)] * 2), min_size=2, max_size=20)
+
+
+def test_a_difference_counts_and_measures() -> None:
+    found = paired_difference([0.0, 1.0, 1.0, 0.5], [1.0, 1.0, 0.0, 0.75])
+    assert found.value == pytest.approx(0.0625)
+    assert (found.higher, found.equal, found.lower) == (2, 1, 1)
+    assert (found.pairs, found.clusters) == (4, 4)
+    assert found.exact_p is None
+
+
+def test_scores_of_0_and_1_get_mcnemars_p() -> None:
+    before, after = [1.0] * 20, [0.0] * 6 + [1.0] * 14
+    found = paired_difference(before, after)
+    assert found.exact_p == pytest.approx(2 / 2**6)
+    assert found.p == pytest.approx(2 / 2**6)
+    assert paired_difference(before, after, ["a", "b"] * 10).exact_p is None
+
+
+def test_the_standard_error_is_the_textbooks_for_single_samples() -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    found = paired_difference([0.0] * 50, values.tolist())
+    assert found.standard_error == pytest.approx(values.std(ddof=1) / sqrt(50))
+
+
+def test_a_constant_slowdown_is_measured_exactly() -> None:
+    found = paired_ratio([1.0, 2.0, 40.0], [1.05, 2.1, 42.0])
+    assert found.value == pytest.approx(1.05)
+    assert found.interval is not None
+    assert (found.interval.low, found.interval.high) == pytest.approx((1.05, 1.05))
+    assert found.standard_error == pytest.approx(0, abs=1e-12)
+
+
+@given(TIMES)
+def test_a_ratio_the_other_way_round_is_its_inverse(times: list[tuple[float, float]]) -> None:
+    before, after = zip(*times, strict=True)
+    there, back = paired_ratio(before, after), paired_ratio(after, before)
+    assert there.value * back.value == pytest.approx(1)
+    assert (there.higher, there.lower) == (back.lower, back.higher)
+    assert there.p == pytest.approx(back.p, abs=0.02)
+
+
+@given(TIMES, st.floats(0.01, 100))
+def test_a_faster_clock_changes_no_ratio(times: list[tuple[float, float]], unit: float) -> None:
+    before, after = (list(side) for side in zip(*times, strict=True))
+    scaled = paired_ratio([unit * t for t in before], [unit * t for t in after])
+    assert scaled.value == pytest.approx(paired_ratio(before, after).value)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=20))
+def test_the_bounds_are_within_the_interval(changes: list[float]) -> None:
+    found = paired_difference([0.0] * len(changes), changes)
+    assert found.interval is not None
+    assert found.one_sided is not None
+    assert found.interval.low <= found.one_sided.low
+    assert found.one_sided.high <= found.interval.high
+
+
+def test_no_interval_of_scores_leaves_what_scores_can_differ_by() -> None:
+    """Student's t of four samples reaches to 1.3 here, and 1 is the most that can be won."""
+    lost, won = [0.0] * 4, [1.0, 1.0, 1.0, 0.0]
+    free, found = paired_difference(lost, won), paired_scores(lost, won)
+    assert free.interval is not None
+    assert found.interval is not None
+    assert found.one_sided is not None
+    assert free.interval.high > 1
+    assert (found.interval.low, found.interval.high) == (free.interval.low, 1.0)
+    assert found.one_sided.high == 1.0
+    back = paired_scores(won, lost)
+    assert back.interval is not None
+    assert (back.interval.low, back.interval.high) == (-1.0, -found.interval.low)
+
+
+def test_one_cluster_is_one_observation() -> None:
+    found = paired_difference([0.0, 0.0], [1.0, 1.0], ["a", "a"])
+    assert found.interval is None
+    assert found.p == 1.0
+    assert found.standard_error == 0.0
+
+
+def test_unpaired_and_impossible_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired_difference([1.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="positive"):
+        paired_ratio([0.0], [1.0])
+    with pytest.raises(ValueError, match="no values"):
+        paired_ratio([], [])
+
+
+def test_repeats_that_differ_are_in_the_interval_of_a_ratio() -> None:
+    """The second arm was 10 % slower in one repeat and 10 % faster in the other."""
+    before = np.exp(np.random.default_rng(0).normal(4, 0.3, 40)).tolist()
+    after = [*(1.1 * time for time in before), *(time / 1.1 for time in before)]
+    repeats = [0] * 40 + [1] * 40
+    rows = [*range(40)] * 2
+    alone = paired_ratio(before * 2, after, rows)
+    found = paired_ratio(before * 2, after, rows, repeats=repeats)
+    assert (alone.repeats, found.repeats) == (1, 2)
+    assert found.value == alone.value == pytest.approx(1.0)
+    assert found.interval is not None
+    # Student's t of one degree, 12.706, times the standard error of two repeats: log 1.1.
+    assert found.interval.high == pytest.approx(1.1**12.706, rel=1e-3)
+    assert found.standard_error == pytest.approx(np.log(1.1))
+    assert (alone.freedom, found.freedom) == (39, pytest.approx(1))
+    assert found.p == pytest.approx(1.0)
+
+
+def test_a_single_repeat_changes_nothing() -> None:
+    before, after = [1.0, 2.0, 4.0], [1.5, 2.0, 5.0]
+    assert paired_ratio(before, after, repeats=[0, 0, 0]) == paired_ratio(before, after)
+
+
+def flips(total: int, lost: int, won: int = 0) -> Paired:
+    """`total` right answers, of which some are lost, and wrong ones that are won."""
+    after = [0.0] * lost + [1.0] * (total - lost)
+    return paired_difference([1.0] * total + [0.0] * won, [*after, *[1.0] * won])
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (flips(1000, 0), Loss.WITHIN),
+        (flips(299, 0), Loss.WITHIN),
+        (flips(298, 0), Loss.UNKNOWN),
+        (flips(1000, 3), Loss.WITHIN),
+        (flips(1000, 60), Loss.BEYOND),
+        (flips(50, 1), Loss.UNKNOWN),
+        (flips(1000, 0, won=40), Loss.WITHIN),
+        (flips(13, 0, won=1), Loss.UNKNOWN),
+        (flips(297, 0, won=1), Loss.UNKNOWN),
+        (flips(2, 2), Loss.UNKNOWN),
+        (flips(100, 100), Loss.BEYOND),
+    ],
+)
+def test_a_loss_is_within_beyond_or_unknown(change: Paired, expected: Loss) -> None:
+    assert judge_loss(change, 0.01) is expected
+
+
+def test_a_loss_of_exactly_the_margin_is_rarely_called_small() -> None:
+    """At most about 5 % of 300 experiments in which it is not below the margin."""
+    rng = np.random.default_rng(11)
+    calls = 0
+    for trial in range(300):
+        changes = rng.normal(-0.05, 0.3, 80)
+        found = paired_difference([0.0] * 80, changes.tolist(), seed=trial)
+        calls += judge_loss(found, 0.05) is Loss.WITHIN
+    assert calls / 300 <= 0.088
+
+
+@pytest.mark.parametrize(
+    ("samples", "won", "margin"),
+    [(2, 0.45, 0.05), (5, 0.3, 0.01), (14, 0.05, 0.01), (20, 0.1, 0.05)],
+)
+def test_neither_verdict_is_wrong_too_often(samples: int, won: float, margin: float) -> None:
+    """Answers right or wrong, a loss of exactly the margin: all that can happen, by its chance."""
+    lost, within, beyond = won + margin, 0.0, 0.0
+    for wins in range(samples + 1):
+        for losses in range(samples + 1 - wins):
+            same = samples - wins - losses
+            chance = stats.multinomial.pmf(
+                [wins, losses, same], samples, [won, lost, 1 - won - lost]
+            )
+            if chance > 1e-4:
+                found = judge_loss(flips(losses + same, losses, wins), margin)
+                within += chance * (found is Loss.WITHIN)
+                beyond += chance * (found is Loss.BEYOND)
+    assert max(within, beyond) < 0.06
+
+
+def test_the_whole_score_is_a_margin_too() -> None:
+    assert clusters_without_loss(1.0) == 1
+    assert judge_loss(flips(2, 0), 1.0) is Loss.WITHIN
+
+
+def test_one_cluster_says_nothing() -> None:
+    assert judge_loss(paired_difference([1.0, 1.0], [1.0, 1.0], [0, 0]), 0.5) is Loss.UNKNOWN
+
+
+def test_a_margin_is_positive() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        judge_loss(flips(5, 0), 0.0)
+
+
+@pytest.mark.parametrize("small", [0.001, 0.02, 0.5])
+def test_a_small_loss_does_not_hide_what_may_go_unseen(small: float) -> None:
+    """Of 40 samples none lost: who knows. One that lost a word of 50 makes nothing better."""
+    before = [1.0] * 40
+    assert judge_loss(paired_difference(before, before), 0.01) is Loss.UNKNOWN
+    found = paired_difference(before, [1 - small, *before[1:]])
+    assert judge_loss(found, 0.01) is Loss.UNKNOWN
+
+
+@pytest.mark.parametrize("samples", [15, 30, 100])
+def test_losses_among_small_changes_are_rarely_called_small(samples: int) -> None:
+    """A fiftieth loses all, twice the margin, and a fifth changes by a word."""
+    rng, within = np.random.default_rng(samples), 0
+    for trial in range(200):
+        change = np.where(rng.random(samples) < 0.2, rng.choice([-0.02, 0.02], samples), 0.0)
+        change = np.where(rng.random(samples) < 0.02, -0.5, change)
+        before = np.full(samples, 0.5)
+        found = paired_difference(before.tolist(), (before + change).tolist(), seed=trial)
+        within += judge_loss(found, 0.005) is Loss.WITHIN
+    assert within / 200 <= 0.05
+
+
+def test_so_many_samples_do_decide() -> None:
+    """About 80 % of 200 experiments of the size that a pilot asks for."""
+    rng = np.random.default_rng(4)
+    pilot = paired_difference([0.0] * 400, rng.normal(0, 0.2, 400).tolist())
+    least = samples_to_decide(pilot, 0.05)
+    assert least == pytest.approx((1.645 + 0.842) ** 2 * 0.2**2 / 0.05**2, rel=0.15)
+    needed = known(samples_to_judge(pilot, 0.05))
+    assert needed > least
+    decided = 0
+    for trial in range(200):
+        drawn = paired_difference([0.0] * needed, rng.normal(0, 0.2, needed).tolist(), seed=trial)
+        decided += judge_loss(drawn, 0.05) is Loss.WITHIN
+    assert 0.7 <= decided / 200 <= 0.95
+
+
+def test_a_loss_of_exactly_the_margin_is_never_decided() -> None:
+    pilot = paired_difference([1.0] * 10, [0.5] * 4 + [1.0] * 6)
+    assert samples_to_judge(pilot, 0.2) is None
+    assert samples_to_judge(paired_difference([1.0] * 4, [1.0] * 4), 0.2) is None
+
+
+def test_half_the_distance_needs_four_times_the_samples() -> None:
+    pilot = paired_difference([0.0] * 50, [0.0, 1.0] * 25)
+    far, near = samples_to_decide(pilot, 0.2), samples_to_decide(pilot, 0.1)
+    assert far is not None
+    assert near == pytest.approx(4 * far, rel=0.02)
+
+
+def test_a_width_has_its_size() -> None:
+    pilot = paired_difference([0.0] * 400, np.random.default_rng(0).normal(0, 1, 400).tolist())
+    assert samples_for_width(pilot, 0.1) == pytest.approx(1.96**2 / 0.1**2, rel=0.15)
+
+
+def test_what_did_not_vary_has_no_size() -> None:
+    same = paired_difference([1.0, 1.0], [1.0, 1.0])
+    assert samples_to_decide(same, 0.01) is None
+    assert samples_for_width(same, 0.01) is None
+
+
+def test_no_size_decides_about_nothing() -> None:
+    with pytest.raises(ValueError, match="distance of 0"):
+        samples_to_decide(paired_difference([0.0, 0.0], [0.0, 1.0]), 0.0)
+
+
+def test_answers_are_compared_by_sample() -> None:
+    found = nondeterminism({"a": "1", "b": "2", "c": "3"}, {"b": "2", "a": "9", "d": "4"})
+    assert (found.pairs, found.differing, found.rate) == (2, 1, 0.5)
+    assert found.interval is not None
+    assert 0.0 < found.interval.low < 0.5 < found.interval.high < 1.0
+
+
+def test_a_deterministic_arm_still_has_an_upper_bound() -> None:
+    """Three divided by n, roughly: 200 equal answers exclude a rate of 2 %."""
+    same = {str(i): "x" for i in range(200)}
+    found = nondeterminism(same, same)
+    assert found.rate == 0
+    assert found.interval is not None
+    assert found.interval.low == 0
+    assert 0.015 < found.interval.high < 0.02
+
+
+def test_nothing_in_common_has_no_rate() -> None:
+    assert nondeterminism({"a": "1"}, {"b": "1"}).rate is None

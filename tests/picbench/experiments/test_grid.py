@@ -1,0 +1,311 @@
+"""Which traffic a grid has, in which order, its requests, and how engines serve them."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain, groupby
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
+from picbench.experiments import grid
+from picbench.experiments.grid import (
+    ARMS,
+    IDS,
+    CellWork,
+    GridEngines,
+    GridStage,
+    GridTraffic,
+    SampleBatch,
+    ServedCells,
+    draw_traffic,
+    plan_grid,
+    read_grids,
+    serve_cells,
+)
+from picbench.experiments.runner import share
+from picbench.profile.grid import ALONE, BURST
+from picbench.workloads.traffic.corpus import from_tokens
+
+GRIDS = read_grids()
+SETTINGS = GRIDS["cpu"]
+
+
+@pytest.mark.parametrize("device", GRIDS)
+def test_any_part_of_a_grid_is_even(device: str) -> None:
+    settings = GRIDS[device]
+    planned = plan_grid(settings)
+    assert len(set(planned)) == len(planned)
+    assert settings.seeds >= 3
+    assert Counter(traffic.seed for traffic in planned).keys() == set(range(settings.seeds))
+    for _, stage in groupby(planned, settings.stage):
+        seeds = [traffic.seed for traffic in stage]
+        assert seeds == sorted(seeds)
+    first = planned[: len(planned) // settings.seeds // 2]
+    assert {traffic.seed for traffic in first} == {0}
+    assert {traffic.point.reuse for traffic in first} == set(settings.reuse)
+    assert {traffic.point.load for traffic in first} == {ALONE, BURST}
+    quarter = first[: len(first) // 2]
+    assert len({traffic.point.reuse for traffic in quarter}) > 1
+
+
+def test_a_gpus_grid_repeats_small_prompts_first() -> None:
+    settings = GRIDS["cuda"]
+    stages: dict[GridStage, list[GridTraffic]] = {}
+    for traffic in plan_grid(settings):
+        stages.setdefault(settings.stage(traffic), []).append(traffic)
+    assert list(stages) == list(GridStage)
+    once, small, beside, again = stages.values()
+    assert {traffic.seed for traffic in (*once, *beside)} == {0}
+    points = {traffic.point for traffic in once}
+    assert len(points) == len(once)
+    assert {p for p in points if p.load == ALONE} >= {traffic.point for traffic in small}
+    assert Counter(t.seed for t in small)[1] == Counter(t.seed for t in small)[2] > 20
+    assert max(t.point.chunks * t.point.chunk_tokens for t in small) == settings.again_tokens
+    assert not points & {traffic.point for traffic in beside}
+    assert {traffic.seed for traffic in again} == {1, 2}
+
+
+def test_more_lengths_of_prompts_are_served_alone() -> None:
+    settings = GRIDS["cuda"]
+    counts: dict[str, set[int]] = {}
+    for traffic in plan_grid(settings):
+        counts.setdefault(traffic.point.load, set()).add(traffic.point.chunks)
+    assert counts[BURST] == set(settings.chunks)
+    assert counts[ALONE] == {*settings.chunks, *settings.alone_chunks} > counts[BURST]
+
+
+@given(
+    device=st.sampled_from(sorted(GRIDS)),
+    count=st.integers(1, 5),
+    seeds=st.integers(1, 4),
+    again=st.sampled_from([0, 300, 5_000, 50_000]),
+)
+def test_parts_are_all_of_a_grid_in_its_order(
+    device: str, count: int, seeds: int, again: int
+) -> None:
+    settings = replace(GRIDS[device], seeds=seeds, again_tokens=again)
+    whole, order = plan_grid(settings), list(GridStage)
+    assert len(set(whole)) == len(whole)
+    parts = [share(whole, (number + 1, count)) for number in range(count)]
+    assert sum(map(len, parts)) == len(whole)
+    assert set(chain(*parts)) == set(whole)
+    for part in (whole, *parts):
+        places = [order.index(settings.stage(traffic)) for traffic in part]
+        assert places == sorted(places)
+
+
+def test_naive_is_served_where_steps_are_small() -> None:
+    settings = GRIDS["cuda"]
+    for point in {traffic.point for traffic in plan_grid(settings)}:
+        served = "naive" in settings.arms_at(point)
+        new = (1 - point.reuse) * point.chunks * point.chunk_tokens
+        assert served is (point.load == ALONE and new <= 1024), point
+    assert "naive" in GRIDS["cpu"].arms
+
+
+def test_traffic_has_the_reuse_that_the_cell_says() -> None:
+    planned = [t for t in plan_grid(SETTINGS) if t.point.reuse == 0.5 and t.point.load == BURST]
+    requests = draw_traffic(planned[0], SETTINGS)
+    cold, warm = requests.cold.samples, requests.warm.samples
+    assert len(cold) == len(warm) == SETTINGS.burst
+    assert {len(sample.chunks) for sample in cold} == {planned[0].point.chunks}
+    point = planned[0].point
+    corpus = from_tokens(
+        IDS, planned[0].seed, pool=point.corpus, chunk_tokens=point.chunk_tokens, max_tokens=1
+    )
+    known = {chunk.tokens for topic in corpus.topics for chunk in topic.chunks}
+    chunks = [chunk for sample in (*cold, *warm) for chunk in sample.chunks]
+    assert sum(chunk.tokens in known for chunk in chunks) / len(chunks) == pytest.approx(
+        0.5, abs=0.1
+    )
+
+
+@pytest.mark.parametrize("device", GRIDS)
+def test_a_warm_cache_has_what_its_requests_have_in_common(device: str) -> None:
+    settings = GRIDS[device]
+    for traffic in plan_grid(settings)[:40]:
+        requests = draw_traffic(traffic, settings)
+        filled = [chunk for sample in requests.fill.samples for chunk in sample.chunks]
+        assert len(filled) == len(set(filled)) == len(requests.fill.samples)
+        assert all(sample.max_tokens == 1 for sample in requests.fill.samples)
+        asked = [chunk for sample in requests.warm.samples for chunk in sample.chunks]
+        known = sum(chunk in set(filled) for chunk in asked) / len(asked)
+        held = settings.pool * BLOCK_SIZE / (traffic.point.corpus * traffic.point.chunk_tokens)
+        assert known == pytest.approx(traffic.point.reuse * min(1.0, held), abs=0.13), traffic
+        if traffic.point.reuse == 0:
+            assert not filled
+
+
+def test_what_takes_the_same_at_every_reuse_is_served_once() -> None:
+    points = {traffic.point for traffic in plan_grid(GRIDS["cuda"])}
+    full = {p.reuse for p in points if "full" in GRIDS["cuda"].arms_at(p)}
+    assert full == {0.0}
+    for point in points:
+        rivals = {"prefix", "reorder"} if point.reuse else {"prefix"}
+        assert rivals | {"mepic"} == set(GRIDS["cuda"].arms_at(point)) - {"full", "naive"}
+    long = next(p for p in points if p.chunks * p.chunk_tokens > 10_000 and p.load == BURST)
+    short = next(p for p in points if p.chunks * p.chunk_tokens < 300 and p.load == BURST)
+    assert GRIDS["cuda"].requests(long) < GRIDS["cuda"].requests(short)
+
+
+def served(
+    arm: str, batches: Sequence[SampleBatch], *, stock: bool
+) -> list[tuple[SampleBatch, list[Request]]]:
+    return list(CellWork(arm, batches, 1, stock).requests())
+
+
+def test_stock_engines_serve_full_with_a_tenant_each() -> None:
+    batches = draw_traffic(plan_grid(SETTINGS)[0], SETTINGS)
+    full = [one for _, requests in served("full", batches, stock=True) for one in requests]
+    salts = [request.salt for request in full]
+    assert len(set(salts)) == len(salts)
+    assert len(salts) == len(batches.cold.samples) + len(batches.warm.samples)
+    assert {request.algorithm for request in full} == {None}
+    ours = served("reorder", batches, stock=False)
+    assert {r.algorithm for _, requests in ours for r in requests} == {"prefix"}
+
+
+def test_the_cache_is_filled_between_what_is_measured() -> None:
+    batches = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
+    for arm in ("prefix", "reorder", "mepic"):
+        cold, fill, warm = served(arm, batches, stock=False)
+        assert cold[0].measured and warm[0].measured and not fill[0].measured
+        assert len(fill[1]) == len(batches.fill.samples) > 0
+
+
+@pytest.mark.parametrize("stock", [True, False])
+@pytest.mark.parametrize("device", GRIDS)
+def test_what_is_not_reordered_is_served_once(device: str, stock: bool) -> None:
+    settings = GRIDS[device]
+    left_out = 0
+    for traffic in plan_grid(settings)[:100]:
+        batches = draw_traffic(traffic, settings)
+        one, other = (served(arm, batches, stock=stock) for arm in ("prefix", "reorder"))
+        reordered = "reorder" in settings.arms_at(traffic.point)
+        assert reordered or one == other
+        left_out += not reordered
+    assert left_out > 5
+
+
+def test_each_batch_has_arrivals_of_its_own() -> None:
+    settings = GRIDS["cuda"]
+    traffic = next(t for t in plan_grid(settings) if t.point.load not in (ALONE, BURST))
+    cold, fill, warm = draw_traffic(traffic, settings)
+    for batch in (cold, warm):
+        assert batch.arrivals is not None
+        assert batch.arrivals[0] == 0
+        assert len(batch.arrivals) == len(batch.samples)
+        assert list(batch.arrivals) == sorted(batch.arrivals)
+    assert fill.arrivals is None
+
+
+class Served:
+    """An engine that notes how many requests each call has, and how many it is to run at a time."""
+
+    memory: tuple[()] = ()
+    busy_s = 1.5
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int | None]] = []
+
+    def reset(self) -> None: ...
+
+    def measure(self) -> None: ...
+
+    def generate(self, requests: Sequence[Request], **given: Any) -> list[Result]:
+        self.calls.append((len(requests), given["concurrency"]))
+        timings = Timings(ttft=0.5, prefill=0.25, tpot=None, e2e=1.0)
+        counts = TokenCounts(prompt=100, reused=40, linked=10, compiled=0, padded=0)
+        return [Result("", (1, 2), (3,), timings, counts, Hits()) for _ in requests]
+
+
+def cpu_work(requests: int, running: int) -> CellWork:
+    """The first batch of mepic's, as many requests of it."""
+    drawn = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
+    batch = SampleBatch(drawn.cold.samples[:requests])
+    return CellWork("mepic", [batch], running, stock=False)
+
+
+def test_what_fills_the_cache_is_served_together() -> None:
+    batches = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
+    work = CellWork("mepic", [batches.fill], 1, stock=False, filling=16)
+    engine = Served()
+    serve_cells(work, inf, engine)  # type: ignore[arg-type]
+    assert engine.calls == [(len(batches.fill.samples), 16)]
+
+
+def test_requests_alone_begin_on_a_quiet_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cores:
+        """The first of four requests finds no quiet core."""
+
+        def __init__(self, shortest: float) -> None:
+            self.shortest = shortest / 2
+            self.settled = iter((False, True, True, True))
+
+        def settle(self) -> bool:
+            return next(self.settled)
+
+    monkeypatch.setattr(grid, "QuietCores", Cores)
+    engine = Served()
+    served = serve_cells(cpu_work(4, running=1), 8.0, engine)  # type: ignore[arg-type]
+    assert engine.calls == 4 * [(1, 1)]
+    [cell] = served.cells
+    assert served.shortest == 4.0
+    assert (cell.requests, cell.quiet, cell.ttft_s) == (4, 0.75, 0.5)
+    assert cell.requests_s == pytest.approx(4 / (4 * 1.5))
+
+
+def test_without_quiet_cores_requests_alone_are_one_call() -> None:
+    engine = Served()
+    served = serve_cells(cpu_work(4, running=1), None, engine)  # type: ignore[arg-type]
+    assert engine.calls == [(4, 1)]
+    assert (served.shortest, served.cells[0].quiet) == (None, None)
+
+
+def test_a_burst_is_one_call() -> None:
+    engine = Served()
+    [cell] = serve_cells(cpu_work(4, running=4), inf, engine).cells  # type: ignore[arg-type]
+    assert engine.calls == [(4, 4)]
+    assert cell.requests_s == pytest.approx(4 / 1.5)
+    assert cell.quiet in (0.0, 1.0)
+
+
+class Server:
+    """Notes the shortest loop that others have met, and has met one of its own."""
+
+    def __init__(self, own: float) -> None:
+        self.own, self.told = own, list[float | None]()
+
+    def call(self, function: Callable[[Any], Any]) -> ServedCells:
+        _, shortest = function.args  # type: ignore[attr-defined]
+        self.told.append(shortest)
+        return ServedCells([], None if shortest is None else min(shortest, self.own))
+
+
+def test_stock_vllm_serves_what_it_can_on_a_gpu() -> None:
+    for device, stock in (("cuda", {"full", "prefix", "reorder"}), ("cpu", set())):
+        engines = GridEngines(device)
+        configs = engines.configs(EngineConfig(model="testbed", device=device))
+        assert engines.stock == stock
+        assert {arm for arm in ARMS if configs[engines.name(arm)].stock} == stock
+
+
+def test_engines_hold_cores_against_the_quietest_of_all() -> None:
+    engines, servers = GridEngines("cuda"), {"picbench": Server(2.0), "stock": Server(1.0)}
+    for arm in ("mepic", "prefix", "naive", "full"):
+        assert engines.serve(servers, CellWork(arm, (), 1, stock=False)) == []  # type: ignore[arg-type]
+    assert servers["picbench"].told == [inf, 1.0]
+    assert servers["stock"].told == [2.0, 1.0]
+
+
+def test_a_cpus_cores_are_taken_as_they_are() -> None:
+    engines, servers = GridEngines("cpu"), {"picbench": Server(2.0)}
+    for arm in ("mepic", "full"):
+        assert engines.serve(servers, CellWork(arm, (), 1, stock=False)) == []  # type: ignore[arg-type]
+    assert servers["picbench"].told == [None, None]

@@ -1,0 +1,172 @@
+"""Every row of the table of architectures: what it says holds in the engine."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.oracle import Oracle, epic, full, mepic, naive
+from picbench.errors import ConfigError
+from picbench.experiments import oracle as checking
+from picbench.experiments.measurements import Architectures
+from picbench.experiments.oracle import ArchitectureVerdict, cases, check
+from picbench.workloads.models.architectures import Architecture, architectures, write
+
+RESULTS = Path(__file__).parents[3] / "results" / "gpu" / "architectures.json"
+TOLERANCE = 1e-3
+APART = 0.05  # fifty times the tolerance
+
+#: Chunks at two places, twice in one prompt, on both sides of another.
+ORDERS = ("BAB",)
+
+
+def rows(said: str) -> Any:
+    found = [pytest.param(row, id=row.name) for row in architectures() if row.cpu == said]
+    return pytest.mark.parametrize("row", found)
+
+
+def config(model: Path) -> EngineConfig:
+    return EngineConfig(
+        model=str(model),
+        device="cpu",
+        dtype="float32",
+        kv_blocks=512,
+        context=1024,
+        batch_tokens=256,
+        max_requests=8,
+    )
+
+
+@pytest.mark.engine
+@rows("checked")
+def test_checked_rows_agree_with_the_oracle(
+    row: Architecture, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write(row, tmp_path)
+    agrees = check(config(model), TOLERANCE, ORDERS)
+    said = capsys.readouterr().out
+    assert agrees, said
+    for algorithm in ("naive", "epic:k=16", "mepic", "full"):
+        for name in ("cold", "after", "warm"):
+            assert re.search(rf"^ok +{algorithm} BAB +{name} ", said, re.MULTILINE)
+
+
+@pytest.mark.engine
+@rows("refused")
+def test_refused_rows_are_refused_in_their_words(row: Architecture, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(row.why)):
+        Engine(config(write(row, tmp_path))).close()
+
+
+def test_every_row_has_been_tried_on_a_cpu() -> None:
+    assert {row.cpu for row in architectures()} <= {"checked", "refused"}
+    assert all(row.why for row in architectures() if "refused" in (row.cpu, row.gpu))
+
+
+@pytest.mark.engine
+@rows("checked")
+def test_tiny_models_tell_algorithms_apart(row: Architecture, tmp_path: Path) -> None:
+    """An engine that used another algorithm, or the wrong positions, would be noticed."""
+    oracle = Oracle(write(row, tmp_path))
+    assert json.loads((tmp_path / "config.json").read_bytes())["architectures"] == [
+        row.architecture
+    ]
+    case = next(iter(cases(oracle.model.config.vocab_size, ORDERS)))
+    kinds = ("text", "chunk", "chunk", "chunk", "text")
+    tokens = [segment.tokens or () for segment in case.request.segments]
+    found = [
+        oracle.logprobs(list(zip(kinds, tokens, strict=True)), rule, (7,))
+        for rule in (naive(), epic(16), mepic(), full())
+    ]
+    for place, one in enumerate(found):
+        assert all(float((one - other).abs().max()) > APART for other in found[:place])
+
+
+def test_what_the_table_says_of_gpus_is_what_was_measured() -> None:
+    """Without a measurement it says so, or refuses what no device serves."""
+    found = json.loads(RESULTS.read_bytes())["found"]
+    measured = {row["name"]: row["verdict"] for row in found}
+    for row in architectures():
+        if row.name in measured:
+            assert row.gpu == measured[row.name], row.name
+        else:
+            assert row.gpu == "not checked" or row.gpu == row.cpu == "refused", row.name
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "line", "good"),
+    [
+        ("llama-3", "checked", "all agree with the oracle", True),
+        ("llama-3", "wrong", "NOT all agree with the oracle", False),
+        ("llama-3", "failed", "ended with exit code 139", False),
+        (
+            "phi-3",
+            "refused",
+            "picbench does not support a sliding window (2 of 2 layers) (hint)",
+            True,
+        ),
+        ("phi-3", "refused", "out of memory", False),
+    ],
+)
+def test_a_check_stands_by_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    verdict: Any,
+    line: str,
+    good: bool,
+) -> None:
+    monkeypatch.setattr(
+        checking, "_check", lambda name, _, **__: ArchitectureVerdict(name, verdict, line)
+    )
+    settings = Architectures(only=(name,), eager=True, jobs=2, output=tmp_path)
+    outcome = checking.check_architectures(settings)
+    assert (outcome.code == 0) is good
+    [found] = json.loads((tmp_path / "architectures.json").read_bytes())["found"]
+    assert found == {"name": name, "verdict": verdict, "line": line}
+    assert (tmp_path / "architectures.md").read_text() == outcome.page
+
+
+@pytest.mark.parametrize(
+    ("code", "stdout", "stderr", "verdict", "line"),
+    [
+        (
+            0,
+            "ok naive\nall agree with the oracle\nINFO bye",
+            "W",
+            "checked",
+            "all agree with the oracle",
+        ),
+        (1, "ok    a\nWRONG b 1.0\nWRONG c\nNOT all agree", "", "wrong", "WRONG b 1.0"),
+        (2, "INFO", "W1\npicbench: no such heads (hint)\nbye", "refused", "no such heads (hint)"),
+        (2, "picbench: slow", "picbench: no ALiBi (hint)\nbye", "refused", "no ALiBi (hint)"),
+        (4, "INFO", "picbench: the engine failed", "failed", "the engine failed"),
+        (-11, "", "", "failed", "ended with exit code -11"),
+    ],
+)
+def test_what_a_process_said_is_found_in_its_logs(
+    code: int, stdout: str, stderr: str, verdict: str, line: str
+) -> None:
+    found = checking.judge("a", code, stdout, stderr)
+    assert (found.verdict, found.line) == (verdict, line)
+
+
+@pytest.mark.engine
+def test_models_are_checked_in_processes_of_their_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One that is refused, because its process ends soonest."""
+    settings = Architectures(device="cpu", only=("phi-3",), eager=True, output=tmp_path)
+    assert checking.check_architectures(settings).code == 0, capfd.readouterr().out
+    [found] = json.loads((tmp_path / "architectures.json").read_bytes())["found"]
+    assert found["verdict"] == "refused"
+    assert found["line"].startswith("picbench does not support a sliding window (2 of 2 layers)")
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="`only` qwen4: no such architecture"):
+        checking.check_architectures(Architectures(only=("qwen4",), output=tmp_path))

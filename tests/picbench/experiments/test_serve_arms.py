@@ -1,0 +1,391 @@
+"""Rows served by every arm, requests in a batch and alone, and scores beside the card's."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from click.testing import CliRunner
+from click.testing import Result as Invoked
+from harness_fakes import GPU_FACTS, Harness, make_sample
+
+from picbench.cli import main
+from picbench.engines.config import EngineConfig
+from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
+from picbench.errors import ConfigError, InvalidRun
+from picbench.experiments import algorithms_page, serve_arms
+from picbench.experiments.arm_scores import Case, ScoredPart
+from picbench.experiments.measurements import Accuracy, ServeAlone
+from picbench.experiments.serve_arms import (
+    ARMS,
+    ROWS,
+    WINDOW,
+    Differing,
+    Score,
+    ServeSettings,
+    first_difference,
+    measure,
+    measure_accuracy,
+    measure_alone,
+    render,
+    render_accuracy,
+)
+from picbench.run.workload import Workload
+from picbench.settings import RunConfig
+
+FACTS = GPU_FACTS | {"dtype": "float32", "eager": True, "arms": 3, "datasets": 2, "tokens": 1234}
+SERVED = ("full", "naive", "mepic")
+SETTINGS = ServeSettings(
+    dataset=("musique",), rows=2 * WINDOW + 1, algo=("naive", "mepic"), device="cpu", commit="C"
+)
+ALONE = ServeAlone(
+    dataset=("musique", "needle"), algo=("naive", "mepic"), device="cpu", commit="C", requests=7
+)
+
+
+def reply(*tokens: int, gaps: Sequence[float] = ()) -> Result:
+    """A reply; at each token the second best one is this much less likely."""
+    steps = tuple({token: -0.1, 99: -0.1 - gap} for token, gap in zip(tokens, gaps, strict=False))
+    counts = TokenCounts(prompt=36)
+    times = Timings(0.1, 0.1, None, 0.1)
+    return Result("yes", tokens, (), times, counts, Hits(), "stop", logprobs=steps)
+
+
+@dataclass
+class Answers:
+    """An engine, and the process of one, that notes what it is asked.
+
+    It answers "yes", the right reply, but for the first `wrong` requests of a batch to `arm`.
+    """
+
+    wrong: int = 0
+    arm: str | None = None
+    linked: int = 16
+    fails: bool = False
+    calls: list[str] = field(default_factory=list)
+    batches: list[list[Request]] = field(default_factory=list)
+    configs: list[EngineConfig] = field(default_factory=list)
+
+    def __call__(self, *given: Any) -> Self:
+        self.configs += [one for one in given if isinstance(one, EngineConfig)]
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def warm_up(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def ready(self) -> dict[str, object]:
+        return {}
+
+    def describe(self) -> dict[str, str]:
+        return {"dtype": self.configs[-1].dtype}
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        return function(self)
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+    def generate(self, requests: Sequence[Request], *, logprobs: int = 0) -> list[Result]:
+        self.calls.append(f"generate {len(requests)}")
+        self.batches.append(list(requests))
+        return [self._answer(n, request, len(requests)) for n, request in enumerate(requests)]
+
+    def _answer(self, number: int, request: Request, batch: int) -> Result:
+        assert request.max_tokens == 2
+        wrong = number < self.wrong and self.arm in (None, request.algorithm) and batch > 1
+        found = reply(5, 7 if wrong else 6, gaps=(1.0, 0.5 if wrong else 0.25))
+        reused = 0 if request.algorithm == "full" else 20
+        linked = self.linked if request.algorithm == "mepic" else 0
+        return replace(
+            found,
+            text="no" if wrong else "yes",
+            counts=replace(found.counts, reused=reused, linked=linked),
+            finish_reason="error" if self.fails else "stop",
+            error="a fault" if self.fails else None,
+        )
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """Any engine, and rows whose right reply is "yes" in place of any data set's."""
+
+    def load(config: RunConfig) -> Workload:
+        found = Harness([make_sample(n) for n in range(ROWS)]).load(config)
+        return replace(found, dataset=config.dataset)
+
+    found = Answers()
+    monkeypatch.setattr(serve_arms, "load_workload", load)
+    monkeypatch.setattr(serve_arms, "Engine", found)
+    return found
+
+
+def scored(engine: Answers, folder: Path, **changes: Any) -> ScoredPart:
+    """The part of `SETTINGS`, measured to its end."""
+    settings = SETTINGS.model_copy(update={"output": folder, **changes})
+    assert measure(settings, launcher=engine).code == 0
+    return ScoredPart.read(folder / f"{settings.cases[0].name}.json")
+
+
+def test_every_arm_has_every_row_in_order(engine: Answers, tmp_path: Path) -> None:
+    engine.wrong, engine.arm = 1000, "naive"
+    part = scored(engine, tmp_path)
+    assert (part.case, part.rows, tuple(part.arms)) == (Case("testbed", "musique"), 21, SERVED)
+    scores = {arm: set(rows.score) for arm, rows in part.arms.items()}
+    assert scores == {"full": {1.0}, "naive": {0.0}, "mepic": {1.0}}
+    # Two chunks of one block: all of them is linked by mepic and by full.
+    assert part.arms["mepic"].linked == part.arms["full"].linked == [32] * 21
+    assert part.arms["naive"].computed == [16] * 21
+    assert (part.prompt[0], part.chunk[0]) == (36, 32)
+
+
+def test_a_batch_has_all_arms_in_random_order(engine: Answers, tmp_path: Path) -> None:
+    scored(engine, tmp_path)
+    first, second, last = engine.batches
+    assert [len(first), len(second), len(last)] == [3 * WINDOW, 3 * WINDOW, 3]
+    order = [request.algorithm for request in first]
+    assert sorted(map(str, order)) == sorted(SERVED * WINDOW)
+    assert order != sorted(map(str, order))
+    assert order != [request.algorithm for request in second]
+
+
+def test_another_run_has_the_same_order(engine: Answers, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        scored(engine, tmp_path / name, rows=WINDOW, seed=seed)
+    assert engine.batches[0] == engine.batches[1] != engine.batches[2]
+
+
+def test_a_measurement_that_was_stopped_goes_on(engine: Answers, tmp_path: Path) -> None:
+    stopped = SETTINGS.model_copy(update={"output": tmp_path, "seconds": 1e-9})
+    assert measure(stopped, launcher=engine).code == 4
+    assert not list(tmp_path.iterdir())
+    whole = scored(engine, tmp_path)
+    partly = json.loads((tmp_path / "testbed-musique.json").read_text())
+    for name in ("prompt", "chunk"):
+        partly[name] = partly[name][:WINDOW]
+    for rows in partly["arms"].values():
+        for name in rows:
+            rows[name] = rows[name][:WINDOW]
+    (tmp_path / "testbed-musique.json").write_text(json.dumps(partly))
+    engine.batches.clear()
+    assert scored(engine, tmp_path) == whole
+    assert [len(batch) for batch in engine.batches] == [3 * WINDOW, 3]
+
+
+def test_cases_come_one_after_another_and_leave_nothing_cached(
+    engine: Answers, tmp_path: Path
+) -> None:
+    scored(engine, tmp_path, dataset=("musique", "needle"), rows=WINDOW + 1)
+    batches = [f"generate {3 * WINDOW}", "generate 3"]
+    assert engine.calls == ["reset", *batches, "reset", *batches]
+    assert ScoredPart.read(tmp_path / "testbed-needle.json").rows == WINDOW + 1
+
+
+def test_what_is_complete_starts_no_engine(engine: Answers, tmp_path: Path) -> None:
+    for _ in range(2):
+        scored(engine, tmp_path)
+    assert len(engine.configs) == 1
+    with pytest.raises(ConfigError, match="other settings"):
+        scored(engine, tmp_path, dtype="float32")
+
+
+def test_the_first_rows_can_be_left_out(engine: Answers, tmp_path: Path) -> None:
+    part = scored(engine, tmp_path, rows=WINDOW, first=WINDOW - 2)
+    assert (part.rows, part.wanted, part.case.first) == (2, 2, WINDOW - 2)
+    chunks = {request.segments[1].tokens for request in engine.batches[0]}
+    assert chunks == {(1000 + row,) * 16 for row in (8, 9)}
+    with pytest.raises(ConfigError, match="`first` 10: fake has no row after that"):
+        scored(engine, tmp_path, dataset=("fake",), rows=10, first=10)
+
+
+def test_data_sets_without_lead_passages_are_left_out_of_drop(
+    engine: Answers, tmp_path: Path
+) -> None:
+    scored(engine, tmp_path, dataset=("needle", "hotpotqa"), drop=True, rows=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["testbed-hotpotqa-drop.json"]
+
+
+def test_a_request_that_fails_or_links_more_than_its_plan_is_invalid(
+    engine: Answers, tmp_path: Path
+) -> None:
+    engine.linked = 33
+    with pytest.raises(InvalidRun, match="mepic on row 0 of testbed-musique linked 33 tokens"):
+        scored(engine, tmp_path)
+    engine.fails = True
+    with pytest.raises(InvalidRun, match="full on row 0 of testbed-musique failed: a fault"):
+        scored(engine, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_engine_gets_the_settings(engine: Answers, tmp_path: Path) -> None:
+    scored(engine, tmp_path, kv_blocks=2000, max_requests=7, eager=True)
+    [config] = engine.configs
+    assert (config.kv_blocks, config.max_requests, config.tiers) == (2000, 7, "")
+    assert (config.device, config.dtype, config.eager) == ("cpu", "bfloat16", True)
+
+
+@pytest.mark.engine
+def test_a_real_engine_links_what_plans_say(tmp_path: Path) -> None:
+    settings = ServeSettings(
+        dataset=("multi_news",),
+        rows=2,
+        algo=("mepic:anchored=on:context=document", "cacheblend:r=0.15"),
+        device="cpu",
+        dtype="float32",
+        eager=True,
+        kv_blocks=1024,
+        output=tmp_path,
+    )
+    assert measure(settings).code == 0
+    part = ScoredPart.read(tmp_path / "testbed-multi_news.json")
+    full, own, blend = part.arms.values()
+    assert full.score == pytest.approx([1.0, 1.0], abs=0.1)
+    assert full.linked == part.chunk
+    assert all(0 < linked < chunk for linked, chunk in zip(own.linked, part.chunk, strict=True))
+    assert blend.linked == [int(0.15 * chunk) for chunk in part.chunk]
+
+
+def noted(folder: Path, name: str = "alone-float32") -> Any:
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def test_each_request_is_served_again_alone_in_an_empty_engine(
+    engine: Answers, tmp_path: Path
+) -> None:
+    measure_alone(ALONE.model_copy(update={"output": tmp_path}))
+    assert engine.calls == ["generate 7", *["reset", "generate 1"] * 7]
+    together, *alone = engine.batches
+    assert together == [request for [request] in alone]
+    assert {request.algorithm for request in together} == set(SERVED)
+    found = noted(tmp_path)
+    assert (found["differing"], found["requests"]) == ([], 7)
+    assert found["provenance"]["tokens"] == 14
+
+
+def test_other_tokens_are_written_and_invalid_in_float32(engine: Answers, tmp_path: Path) -> None:
+    engine.wrong = 2
+    settings = ALONE.model_copy(update={"output": tmp_path})
+    with pytest.raises(InvalidRun, match="2 of 7 requests differ from those alone"):
+        measure_alone(settings)
+    first, second = noted(tmp_path)["differing"]
+    assert (first["token"], first["gap"]) == (1, pytest.approx(0.25))
+    assert second["arm"] in SERVED
+    measure_alone(settings.model_copy(update={"dtype": "bfloat16"}))
+    assert len(noted(tmp_path, "alone-bfloat16")["differing"]) == 2
+
+
+def test_a_reply_that_ends_early_differs_after_its_last_token() -> None:
+    long, short = reply(5, 6, gaps=(1.0, 0.75)), reply(5, gaps=(1.0,))
+    assert first_difference(long, short) == (1, pytest.approx(0.75))
+    assert first_difference(short, long) == (1, pytest.approx(0.75))
+
+
+def test_the_page_says_what_differs_and_how_closely() -> None:
+    lines = render([Differing("needle", 3, "mepic", 12, 3e-5)], 200, FACTS).splitlines()
+    assert "1 of 200 requests have other tokens (1,234 in all)." in lines
+    assert "| needle | 3 | `mepic` | 12 | 3.0e-05 |" in lines
+    assert "float32, eager; G, driver D" in lines[2]
+    assert "200 requests of 3 arms and 2 data sets" in lines[2]
+
+
+def compared(folder: Path, dtype: str, rows: int = ROWS) -> Any:
+    """What is written of scores beside the card's, those of one data set."""
+    settings = Accuracy(device="cpu", eager=True, commit="C", output=folder)
+    measure_accuracy(settings.model_copy(update={"dtype": dtype, "rows": rows}))
+    return noted(folder, f"accuracy-{dtype}")
+
+
+@pytest.fixture
+def samsum(engine: Answers, monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """One set; the card says that all arms score 1. The first replies under mepic are wrong."""
+    monkeypatch.setattr(serve_arms, "DATASETS", ("samsum",))
+    engine.arm = "mepic"
+    return engine
+
+
+def test_the_page_has_both_scores_of_each_arm_and_set() -> None:
+    scores = [
+        Score("musique", "full", 200, engine=0.75, card=0.7),
+        Score("musique", "mepic", 200, engine=0.5, card=0.625),
+        Score("samsum", "full", 200, engine=1.0, card=1.0),
+        Score("samsum", "mepic", 200, engine=0.25, card=0.2),
+    ]
+    page = render_accuracy(scores, FACTS)
+    assert "| arm | musique | samsum |" in page
+    assert "| full | 0.750 / 0.700 | 1.000 / 1.000 |" in page
+    assert "| mepic | 0.500 / 0.625 | 0.250 / 0.200 |" in page
+    assert "Largest difference: 0.125." in page
+    assert "200 synthetic rows of each set, greedy, float32, eager; G, driver D, vLLM V" in page
+    assert "greedy, float32; G" in render_accuracy(scores, FACTS | {"eager": False})
+
+
+def test_scores_that_are_close_enough_are_a_good_run(samsum: Answers, tmp_path: Path) -> None:
+    samsum.wrong = 5
+    found = compared(tmp_path, "float32")
+    engines = {result["arm"]: result["engine"] for result in found["results"]}
+    assert engines == {"full": 1.0, "naive": 1.0, "epic:k=16": 1.0, "mepic": 0.975}
+    *_, last = found["results"]
+    assert last.pop("difference") == pytest.approx(-0.025)
+    assert last == {"dataset": "samsum", "arm": "mepic", "rows": 200, "engine": 0.975, "card": 1.0}
+    assert (found["provenance"]["commit"], found["provenance"]["eager"]) == ("C", True)
+
+
+def test_scores_that_are_apart_are_written_and_invalid(samsum: Answers, tmp_path: Path) -> None:
+    samsum.wrong = 7
+    with pytest.raises(InvalidRun, match=r"card's differ: mepic on samsum: -0\.035$") as error:
+        compared(tmp_path, "bfloat16")
+    assert error.value.exit_code == 3
+    assert "0.965 / 1.000" in (tmp_path / "accuracy-bfloat16.md").read_text()
+
+
+def test_fewer_rows_than_the_cards_are_not_held_to_it(samsum: Answers, tmp_path: Path) -> None:
+    samsum.wrong = 20
+    compared(tmp_path, "float32", rows=20)
+    assert "| mepic | 0.000 / 1.000 |" in (tmp_path / "accuracy-float32.md").read_text()
+
+
+def test_the_engine_has_room_for_the_longest_request(samsum: Answers, tmp_path: Path) -> None:
+    compared(tmp_path, "bfloat16", rows=3)
+    [config] = samsum.configs
+    assert (config.device, config.dtype, config.eager) == ("cpu", "bfloat16", True)
+    # 36 tokens of prompt and 2 of reply are 3 blocks.
+    assert (config.context, config.kv_blocks) == (38, 600)
+
+
+@pytest.mark.engine
+def test_a_real_engine_is_scored_on_a_real_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_arms, "DATASETS", ("hotpotqa",))
+    found = compared(tmp_path, "float32", rows=1)
+    full, *others = found["results"]
+    assert [result["arm"] for result in (full, *others)] == list(ARMS)
+    assert (full["rows"], full["engine"], full["card"]) == (1, pytest.approx(1.0), 1.0)
+    assert all(result["card"] < 1.0 for result in others)
+    assert found["provenance"]["driver"] == "none"
+
+
+def invoke(*arguments: str) -> Invoked:
+    return CliRunner().invoke(main, ["measure", "algorithms", *arguments])
+
+
+def test_the_page_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(algorithms_page, "write", lambda *given: f"{given[0]} {given[1]}")
+    result = invoke("page", "--parts", str(tmp_path / "a"), "--output", str(tmp_path / "b"))
+    assert result.stdout == f"{tmp_path / 'a'} {tmp_path / 'b'}\n"
+
+
+def test_a_folder_without_scores_is_one_line(tmp_path: Path) -> None:
+    result = invoke("page", "--parts", str(tmp_path))
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert line == f"picbench: {tmp_path}: no scores of algorithms (measure them first)"

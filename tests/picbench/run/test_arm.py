@@ -1,0 +1,154 @@
+"""Arms, and engines that they share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from picbench.engines.algorithms import registry
+from picbench.engines.config import EngineConfig
+from picbench.engines.request import Request, Text
+from picbench.errors import ConfigError
+from picbench.plugins import installed
+from picbench.run.arm import SharedEngines, parse_arms
+from picbench.store.records import GroupResult
+
+
+def test_commas_and_repeats_mix_and_keep_their_order() -> None:
+    arms = parse_arms(["mepic,full", " epic:k=8:pad=paper "])
+    assert [arm.name for arm in arms] == ["mepic", "full", "epic:k=8:pad=paper"]
+
+
+def test_only_algorithms_that_compile_chunks_leave_stock_vllm() -> None:
+    arms = parse_arms(["full,prefix,naive,epic,mepic"])
+    assert [arm.stock for arm in arms] == [True, True, False, False, False]
+    assert not any(arm.stock for arm in parse_arms(["full,prefix"], same_engine=True))
+
+
+def test_an_engine_serves_what_its_arm_is_called_unless_prompts_are_reordered() -> None:
+    mepic, reorder = parse_arms(["mepic,reorder"])
+    assert (mepic.served, mepic.reorders) == ("mepic", False)
+    assert (reorder.name, reorder.algorithm, reorder.served) == ("reorder", "reorder", "prefix")
+    assert (reorder.reorders, reorder.stock) == (True, True)
+
+
+def test_a_default_spelled_out_is_the_same_arm() -> None:
+    with pytest.raises(ConfigError, match="mepic is given twice"):
+        parse_arms(["mepic", "mepic:pad=masked"])
+
+
+def test_packages_are_searched_once_for_all_arms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search takes milliseconds."""
+    searched: list[str] = []
+    monkeypatch.setattr(
+        registry, "installed", lambda group: searched.append(group) or installed(group)
+    )
+    assert len(parse_arms(["full,prefix,mepic", "epic:k=16"])) == 4
+    assert searched == [registry.GROUP]
+
+
+PROMPT = Request([Text(tokens=(1, 2))])
+
+
+@dataclass
+class Recorder:
+    """Notes what it is asked."""
+
+    name: str
+    calls: list[str] = field(default_factory=list)
+
+    def ready(self) -> Mapping[str, object]:
+        self.calls.append("ready")
+        return {"device": "cpu"}
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> GroupResult:
+        self.calls += [f"{request.algorithm} {request.salt}" for request in requests]
+        return GroupResult((), 0.0)
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        return function(self)
+
+    def warm_up(self, algorithm: str) -> None:
+        self.calls.append(f"warm up {algorithm}")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+
+@pytest.fixture
+def started() -> dict[str, Recorder]:
+    return {}
+
+
+@pytest.fixture
+def shared(started: dict[str, Recorder]) -> SharedEngines:
+    def start(name: str, config: EngineConfig, log: Path) -> Recorder:
+        return started.setdefault(name, Recorder(name))
+
+    return SharedEngines(start)
+
+
+def config(algorithm: str, *, stock: bool = False, order: str = "head") -> EngineConfig:
+    return EngineConfig("m", algorithm=algorithm, stock=stock, compile_order=order)
+
+
+def test_an_arm_finds_the_caches_empty_after_another(
+    shared: SharedEngines, started: dict[str, Recorder]
+) -> None:
+    log = Path("arm.log")
+    with shared:
+        mepic, epic = (shared.launch(n, config(n), log) for n in ("mepic", "epic:k=16"))
+        assert mepic.ready()["shared"] is True
+        epic.ready()
+        for arm in (mepic, mepic, epic):
+            arm.run([PROMPT], None)
+        mepic.close()
+    assert started["picbench"].calls == [
+        *("ready", "warm up mepic", "warm up epic:k=16"),
+        *("reset", "mepic None", "mepic None", "reset", "epic:k=16 None", "close"),
+    ]
+
+
+def test_in_stock_vllm_full_recompute_is_a_tenant_a_request(
+    shared: SharedEngines, started: dict[str, Recorder]
+) -> None:
+    full, prefix = (shared.launch(n, config(n, stock=True), Path("l")) for n in ("full", "prefix"))
+    full.run([PROMPT, PROMPT], None)
+    prefix.run([PROMPT], None)
+    assert started["stock"].calls == [
+        *("reset", "None request 1", "None request 2", "reset", "None None")
+    ]
+
+
+def test_engines_that_nobody_needs_are_closed(
+    shared: SharedEngines, started: dict[str, Recorder]
+) -> None:
+    stock = config("prefix", stock=True, order="isps")
+    shared.launch("mepic", config("mepic", order="isps"), Path("l"))
+    shared.launch("prefix", stock, Path("l"))
+    shared.retain([config("mepic"), config("full", stock=True)])
+    assert started["picbench"].calls == ["close"]
+    assert started["stock"].calls == []
+
+
+def test_an_engine_that_was_killed_is_started_again(
+    shared: SharedEngines, started: dict[str, Recorder]
+) -> None:
+    shared.launch("mepic", config("mepic"), Path("l")).kill()
+    first = started.pop("picbench")
+    shared.launch("mepic", config("mepic"), Path("l"))
+    assert first.calls == ["kill"]
+    assert "picbench" in started

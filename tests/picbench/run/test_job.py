@@ -1,0 +1,329 @@
+"""Sizes of pools and contexts, and what fits a GPU."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from harness_fakes import Harness, make_sample
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.cli import main
+from picbench.engines.algorithms import parse
+from picbench.engines.footprint import GpuFootprint
+from picbench.engines.planning.policy import ChunkPolicy
+from picbench.errors import ConfigError
+from picbench.run.job import (
+    CHUNK_EXTRA,
+    SHARE,
+    SPARE,
+    STEP,
+    GpuShare,
+    Job,
+    blocks,
+    measure_sizes,
+    prepare,
+    smallest,
+)
+from picbench.run.session import Services
+from picbench.run.workload import Workload
+from picbench.settings import RunConfig, parse_config
+from picbench.workloads.models import ModelSpec
+from picbench.workloads.sample import SampleSegment
+
+
+def test_sizes_by_hand() -> None:
+    samples = [make_sample(1, max_tokens=2), make_sample(2, max_tokens=20)]
+    sizes = measure_sizes(samples, concurrency=1, context=None, pool=None)
+    assert sizes.context == 36 + 20
+    assert sizes.longest == 4
+    assert sizes.chunks == 3
+    assert sizes.pool == 4 + 2 * CHUNK_EXTRA + 3 + SPARE + 1
+
+
+def test_the_context_has_room_for_what_algorithms_add() -> None:
+    [sample] = samples = [make_sample(1, max_tokens=2)]
+    length = sample.prompt_tokens + 2
+
+    def context(spec: str, positions: int | None = None) -> int:
+        found = measure_sizes(
+            samples, [parse(spec)], concurrency=1, context=None, pool=None, positions=positions
+        )
+        return found.context
+
+    assert [context(spec) for spec in ("full", "naive", "mepic")] == [length] * 3
+    assert context("kvlink:n=5") == length + 5 * len(sample.chunks)
+    assert context("kvlink:n=5", positions=length + 3) == length + 3
+    assert context("epic:k=4:bos=chunk") == length + len(sample.chunks)
+
+
+def test_the_pool_has_room_for_what_algorithms_add() -> None:
+    def pool(*specs: str) -> int:
+        algorithms = [parse(spec) for spec in specs]
+        samples = [make_sample(1, max_tokens=2)]
+        return measure_sizes(samples, algorithms, concurrency=1, context=None, pool=None).pool
+
+    assert pool("full", "naive", "epic", "mepic") == pool()
+    assert pool("kvlink:n=500") >= pool() + 500 // 16 - CHUNK_EXTRA
+
+
+def test_an_algorithm_that_fails_is_no_bug_of_picbench(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: object, index: int, length: int) -> ChunkPolicy:
+        raise IndexError("no such chunk")
+
+    algorithm = parse("naive")
+    monkeypatch.setattr(type(algorithm), "plan_chunk", fails)
+    with pytest.raises(ConfigError, match=r"`algo` naive: plan_chunk\(0, .*no such chunk \(test_"):
+        measure_sizes([make_sample(1)], [algorithm], concurrency=1, context=None, pool=None)
+
+
+def test_documents_that_prompts_do_not_show_need_room() -> None:
+    """The longest compile is the prompt's first text, a document of 100 tokens, and a chunk."""
+    plain = make_sample(1, max_tokens=2)
+    lead = SampleSegment("text", "", tuple(range(100)))
+    known = [replace(s, before=lead) if s.kind == "chunk" else s for s in plain.segments]
+    sample = replace(plain, segments=tuple(known))
+    algorithms = [parse("full"), parse("naive:anchored=on:context=document")]
+    sizes, bare = (
+        measure_sizes([s], algorithms, concurrency=1, context=None, pool=None)
+        for s in (sample, plain)
+    )
+    longest = max(len(chunk.tokens) for chunk in plain.chunks)
+    assert sizes.context == len(plain.segments[0].tokens) + 100 + longest
+    assert abs(sizes.pool - bare.pool - blocks(100)) <= 1
+    both = measure_sizes([plain, sample], algorithms, concurrency=1, context=None, pool=None)
+    assert both.chunks == 2 * bare.chunks
+
+
+def test_what_the_user_says_is_kept() -> None:
+    sizes = measure_sizes([make_sample(1)], concurrency=1, context=512, pool=7)
+    assert (sizes.context, sizes.pool) == (512, 7)
+
+
+def test_a_pool_below_one_request_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`kv_blocks` 2: the longest request needs 3"):
+        measure_sizes([make_sample(1)], concurrency=1, context=None, pool=2)
+
+
+@given(st.integers(1, 30), st.integers(1, 64), st.integers(1, 200))
+def test_the_pool_is_even_and_holds_what_runs_at_once(
+    count: int, concurrency: int, output: int
+) -> None:
+    samples = [make_sample(n, max_tokens=output) for n in range(count)]
+    sizes = measure_sizes(samples, concurrency=concurrency, context=None, pool=None)
+    assert sizes.pool % 2 == 0
+    assert sizes.pool >= min(count, concurrency) * sizes.longest + sizes.chunks
+
+
+@given(st.integers(0, 10_000))
+def test_blocks_hold_their_tokens_and_no_block_is_empty(tokens: int) -> None:
+    assert 0 <= blocks(tokens) * 16 - tokens < 16
+
+
+GIB = 1 << 30
+ARMS = ("full", "prefix", "epic:k=16", "mepic")
+
+#: Of Llama-3.1-8B in bfloat16 as `GpuFootprint.of` gives it, rounded: stock, and picbench's.
+STOCK = GpuFootprint(15 * GIB, 0, GIB, GIB, GIB + GIB // 4, 2 << 20)
+PIC = GpuFootprint(15 * GIB, GIB // 2, GIB, 2 * GIB, GIB + GIB // 4, 2 << 20)
+
+
+def test_four_engines_on_a_gpu_of_140_gib() -> None:
+    share = GpuShare((STOCK, STOCK, PIC, PIC), 140 * GIB)
+    pool, note = share.fit(10_812, 678)
+    assert share.fixed == 76 * GIB
+    assert pool == int((0.95 * 140 - 76) * GIB / (4 * (2 << 20))) // STEP * STEP == 7168
+    assert note == (
+        "the KV pool of each arm has 7,168 blocks instead of 10,812: so many fit 4 times on a GPU "
+        "of 140.0 GiB"
+    )
+
+
+def test_a_pool_that_fits_is_what_was_wanted() -> None:
+    assert GpuShare((STOCK, PIC), 140 * GIB).fit(10_812, 678) == (10_812, None)
+
+
+def test_engines_that_do_not_fit_are_refused_with_what_they_need() -> None:
+    with pytest.raises(ConfigError) as refused:
+        GpuShare((STOCK, STOCK, PIC, PIC), 80 * GIB).fit(10_812, 678)
+    assert refused.value.message == (
+        "`algo`: 4 engines together need 81.3 GiB of a GPU's memory, and 76.0 of its 80.0 can be "
+        "used: weights 60.0, activations 4.0, graphs 6.0, workspace 1.0, runtime 5.0; pools of 678 "
+        "blocks 5.3"
+    )
+    assert "`algo`" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(("memory", "advice"), [(140, "`kv_blocks` below 10,1"), (40, "fewer")])
+def test_a_chosen_pool_that_cannot_fit_is_refused(memory: int, advice: str) -> None:
+    with pytest.raises(ConfigError, match=r"`kv_blocks` 20000: .* 4 engines") as refused:
+        GpuShare((STOCK, STOCK, PIC, PIC), memory * GIB).check(20_000)
+    assert str(refused.value.hint).startswith(advice)
+
+
+def test_a_chosen_pool_may_use_what_is_only_set_aside() -> None:
+    share = GpuShare((STOCK, STOCK, PIC, PIC), 140 * GIB)
+    assert share.largest_pool < 10_000
+    share.check(10_000)
+
+
+@given(
+    st.lists(
+        st.builds(
+            GpuFootprint,
+            *(st.integers(0, 20 * GIB) for _ in range(5)),
+            block=st.integers(1 << 10, 8 << 20),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(1, 200 * GIB),
+    st.integers(1, 50_000),
+    st.integers(1, 2000),
+)
+def test_what_is_given_fits_and_what_is_refused_does_not(
+    footprints: list[GpuFootprint], memory: int, wanted: int, least: int
+) -> None:
+    share = GpuShare(footprints, memory)
+    least = min(least, wanted)
+
+    def taken(pool: int) -> int:
+        return sum(f.fixed + (pool + 1) * f.block for f in footprints)
+
+    try:
+        pool, note = share.fit(wanted, least)
+    except ConfigError:
+        # Pools are even.
+        assert taken(least + 2) > int(SHARE * memory)
+        return
+    assert taken(pool) <= int(SHARE * memory)
+    assert least <= pool <= wanted
+    assert (note is None) == (pool == wanted)
+
+
+H200 = {"name": "NVIDIA H200", "driver": "580", "memory": "143771 MiB"}
+L4 = H200 | {"memory": "23034 MiB"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "count", "mib"),
+    [
+        ([H200], None, 1, 143_771),
+        ([H200, L4], None, 1, 143_771),
+        ([H200, L4], None, 2, 23_034),
+        ([H200, L4], "1", 1, 23_034),
+        ([H200, L4], "1, 0", 1, 23_034),
+        ([H200], None, 2, None),
+        ([H200], "3", 1, None),
+        ([H200], "", 1, None),
+        ([H200], "MIG-4", 1, None),
+        ([H200 | {"memory": "[N/A]"}], None, 1, None),
+        ([], None, 1, None),
+    ],
+)
+def test_the_gpus_that_count(
+    gpus: list[Mapping[str, str]], visible: str | None, count: int, mib: int | None
+) -> None:
+    assert smallest(gpus, visible, count) == (None if mib is None else mib << 20)
+
+
+class OneModel(Harness):
+    """A harness whose model has a configuration, of a model with 4 GiB of embeddings."""
+
+    folder: Path
+    gpu = 140 * GIB
+
+    def services(self) -> Services:
+        return Services(self.load, self.launch, lambda count: self.gpu)
+
+    def load(self, config: RunConfig) -> Workload:
+        return replace(super().load(config), model=ModelSpec("m", self.folder, "dummy"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    fields = {
+        "hidden_size": 1024,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "vocab_size": 1 << 20,
+        "max_position_embeddings": 4096,
+        "dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    return tmp_path
+
+
+@pytest.fixture
+def harness(model: Path) -> OneModel:
+    made = OneModel([make_sample(n) for n in range(400)])
+    made.folder = model
+    return made
+
+
+@pytest.fixture
+def make_job(harness: OneModel) -> Callable[..., Job]:
+    def make(gib: float, **flags: Any) -> Job:
+        values = {"algo": ARMS, "dataset": "fake", **flags}
+        return prepare(parse_config(values), harness.load, lambda count: int(gib * GIB))
+
+    return make
+
+
+def room_for(blocks: int, job: Job) -> float:
+    """GiB of a GPU on which each arm has so many blocks."""
+    model = json.loads((Path(job.workload.model.path) / "config.json").read_text())
+    found = [GpuFootprint.of(job.engine(arm), model) for arm in job.arms]
+    return sum(f.fixed + (blocks + 1) * f.block for f in found if f) / SHARE / GIB
+
+
+def test_all_arms_get_the_same_pool(make_job: Callable[..., Job]) -> None:
+    roomy = make_job(80)
+    tight = make_job(room_for(300, roomy))
+    assert (roomy.notes, roomy.sizes.pool) == ((), 470)
+    assert (len(tight.notes), tight.sizes.pool) == (1, STEP)
+    assert {tight.engine(arm).kv_blocks for arm in tight.arms} == {tight.sizes.pool}
+    assert tight.fingerprint != roomy.fingerprint
+
+
+def test_arms_differ_in_nothing_but_their_algorithm(make_job: Callable[..., Job]) -> None:
+    job = make_job(80)
+    engines = [replace(job.engine(arm), algorithm="", stock=False) for arm in job.arms]
+    assert engines == [engines[0]] * len(ARMS)
+
+
+def test_a_cpu_has_nothing_to_share(make_job: Callable[..., Job]) -> None:
+    assert make_job(1, device="cpu").sizes == make_job(80).sizes
+
+
+def test_a_chosen_pool_stays(make_job: Callable[..., Job]) -> None:
+    assert make_job(80, kv_blocks=321).sizes.pool == 321
+
+
+def invoke(harness: OneModel, *arguments: str) -> Any:
+    flags = ("run", "--dataset", "fake", "--data", "d", "--algo", ",".join(ARMS))
+    return CliRunner().invoke(main, (*flags, *arguments), obj=harness.services())
+
+
+def test_a_dry_run_says_that_memory_limits_the_pool(
+    harness: OneModel, make_job: Callable[..., Job]
+) -> None:
+    harness.gpu = int(room_for(300, make_job(80)) * GIB)
+    told = invoke(harness, "--dry-run")
+    assert told.exit_code == 0, told.stderr
+    assert "the KV pool of each arm has 256 blocks instead of 470" in " ".join(told.stdout.split())
+
+
+def test_arms_that_do_not_fit_are_one_line_that_names_the_flag(harness: OneModel) -> None:
+    harness.gpu = 24 * GIB
+    refused = invoke(harness)
+    assert refused.exit_code == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("picbench: --algo: 4 engines together need")
+    assert "--tensor-parallel" in line
+    assert harness.order == []

@@ -1,0 +1,491 @@
+"""Remote servers, over HTTP in the tests' process: addresses, streams, texts, counters."""
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from completion_server import MODEL, CompletionServer, serving, vllm_metrics
+
+from picbench.engines.request import Chunk, Request, Text
+from picbench.errors import ConfigError, EngineError
+from picbench.run import remote as completion_stream
+from picbench.run.remote import (
+    KEY,
+    TIMEOUT,
+    Endpoint,
+    PromptText,
+    RemoteServer,
+    parse_endpoints,
+    stream_completion,
+)
+from picbench.run.server_metrics import parse_metrics
+from picbench.store.records import Failure, GroupResult, ServedReply, ServerCounts
+
+TextOf = Callable[[Sequence[int]], str | None]
+
+
+def request(first: int = 1) -> Request:
+    return Request([Text(tokens=(first, 2)), Chunk(tokens=(3, 4))], max_tokens=5)
+
+
+@contextmanager
+def connected(
+    server: CompletionServer, text_of: TextOf = lambda tokens: None, **options: Any
+) -> Iterator[RemoteServer]:
+    with serving(server):
+        remote = RemoteServer("theirs", Endpoint(server.url, **options), text_of)
+        try:
+            yield remote
+        finally:
+            remote.close()
+
+
+def replies(result: GroupResult) -> list[ServedReply]:
+    found = [outcome for outcome in result.outcomes if isinstance(outcome, ServedReply)]
+    assert len(found) == len(result.outcomes), result.outcomes
+    return found
+
+
+def failures(result: GroupResult) -> list[str]:
+    return [o.message for o in result.outcomes if isinstance(o, Failure)]
+
+
+def together(count: int) -> Callable[[list[dict[str, Any]]], list[Any]]:
+    """Hold replies back until so many requests are in flight."""
+    barrier = threading.Barrier(count, timeout=20)
+
+    def hold(events: list[dict[str, Any]]) -> list[Any]:
+        barrier.wait()
+        return events
+
+    return hold
+
+
+def test_token_ids_are_sent_and_the_reply_is_measured() -> None:
+    server = CompletionServer()
+    with connected(server) as remote:
+        described = remote.ready()
+        (reply,) = replies(remote.run([request()], 1))
+    assert described["model"] == MODEL
+    assert str(described["server"]).startswith("tiny-server/1")
+    assert described["version"] == "1.2.3"
+    (body,) = server.bodies
+    assert body == {
+        "model": MODEL,
+        "prompt": [1, 2, 3, 4],
+        "max_tokens": 5,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert (reply.text, reply.output_tokens, reply.finish_reason) == ("yes", 2, "length")
+    assert reply.cached_tokens is None
+    assert reply.tpot is not None
+    assert reply.e2e == pytest.approx(reply.ttft + reply.tpot)
+
+
+def test_cached_tokens_are_read_also_where_there_are_none() -> None:
+    for cached in (0, 3):
+        with connected(CompletionServer(cached=cached)) as remote:
+            remote.ready()
+            assert replies(remote.run([request()], 1))[0].cached_tokens == cached
+
+
+def test_no_more_than_the_concurrency_are_in_flight_and_replies_are_in_order() -> None:
+    server = CompletionServer(events=together(2))
+    with connected(server) as remote:
+        remote.ready()
+        replies(remote.run([request(n) for n in range(8)], 2))
+    assert server.most == 2
+    assert sorted(body["prompt"][0] for body in server.bodies) == list(range(8))
+
+
+def test_requests_that_arrive_do_not_wait_for_each_other() -> None:
+    server = CompletionServer(events=together(4))
+    with connected(server) as remote:
+        remote.ready()
+        result = remote.run([request(n) for n in range(4)], None, [0.0, 0.01, 0.02, 0.03])
+    assert server.most == 4
+    assert all(0 <= reply.late < reply.ttft for reply in replies(result))
+
+
+def test_one_failing_request_leaves_the_others() -> None:
+    server = CompletionServer(fails=lambda prompt: prompt[0] == 1)
+    with connected(server) as remote:
+        remote.ready()
+        result = remote.run([request(0), request(1), request(2)], 1)
+    kinds = [type(outcome) for outcome in result.outcomes]
+    assert kinds == [ServedReply, Failure, ServedReply]
+    assert failures(result) == ['HTTP 500: {"error": "out of\\nmemory"}']
+    assert result.clean
+
+
+def test_a_server_that_takes_no_ids_gets_the_text_and_is_not_asked_twice() -> None:
+    server = CompletionServer(takes_ids=False, counts=lambda prompt: 4)
+    with connected(server, lambda tokens: "the text") as remote:
+        remote.ready()
+        replies(remote.run([request(), request()], 1))
+    assert [body["prompt"] for body in server.bodies] == [[1, 2, 3, 4], "the text", "the text"]
+
+
+def test_without_a_text_of_the_same_ids_the_request_fails() -> None:
+    with connected(CompletionServer(takes_ids=False)) as remote:
+        remote.ready()
+        (message,) = failures(remote.run([request()], 1))
+    assert message.startswith("the server takes no token ids, and no text has the prompt's ids")
+
+
+def without_usage(events: list[dict[str, Any]]) -> list[Any]:
+    return events[:-1]
+
+
+def cut_off(events: list[dict[str, Any]]) -> list[Any]:
+    return events[:1]
+
+
+def broken(events: list[dict[str, Any]]) -> list[Any]:
+    return ["{not json"]
+
+
+def stopped(events: list[dict[str, Any]]) -> list[Any]:
+    return [events[0], {"error": {"message": "preempted"}}]
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        (without_usage, "the server sends no usage"),
+        (cut_off, "the reply has no end"),
+        (broken, "the server streams what is no completion: {not json"),
+        (stopped, "the server ended the reply: .*preempted"),
+    ],
+)
+def test_a_stream_that_is_no_completion_is_a_failure(events: Any, message: str) -> None:
+    with connected(CompletionServer(events=events)) as remote:
+        remote.ready()
+        (found,) = failures(remote.run([request()], 1))
+    assert re.match(message, found)
+
+
+def test_a_prompt_that_the_server_counts_otherwise_is_a_failure() -> None:
+    with connected(CompletionServer(counts=lambda prompt: len(prompt) + 1)) as remote:
+        remote.ready()
+        (message,) = failures(remote.run([request()], 1))
+    assert message.startswith("the server counted 5 prompt tokens where 4 were sent")
+
+
+def test_a_reply_that_takes_too_long_is_a_failure() -> None:
+    with connected(CompletionServer(pause=0.5), timeout=0.1) as remote:
+        remote.ready()
+        assert failures(remote.run([request()], 1)) == ["no whole reply within 0.1 s"]
+
+
+def test_a_server_that_goes_away_fails_its_requests() -> None:
+    server = CompletionServer()
+    with serving(server):
+        remote = RemoteServer("theirs", Endpoint(server.url, MODEL), lambda tokens: None)
+    (message,) = failures(remote.run([request()], 1))
+    remote.close()
+    assert message.startswith(server.url)
+
+
+def test_a_server_that_is_not_there_is_one_line() -> None:
+    with serving(CompletionServer()) as gone:
+        pass
+    remote = RemoteServer("theirs", Endpoint(gone.url), lambda tokens: None)
+    with pytest.raises(ConfigError, match=r"`arm` theirs: http://.* cannot be reached"):
+        remote.ready()
+    remote.kill()
+    remote.close()
+
+
+@pytest.mark.parametrize(
+    ("models", "model", "message"),
+    [
+        ((MODEL,), "other", "serves no model other.*it lists tiny"),
+        (("a", "b"), None, "does not say which model it serves.*it lists a, b"),
+    ],
+)
+def test_the_model_must_be_served(models: tuple[str, ...], model: str | None, message: str) -> None:
+    with (
+        connected(CompletionServer(models=models), model=model) as remote,
+        pytest.raises(ConfigError, match=message),
+    ):
+        remote.ready()
+
+
+def test_the_key_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, "k-1")
+    server = CompletionServer()
+    with connected(server) as remote:
+        described = remote.ready()
+        replies(remote.run([request()], 1))
+    assert server.keys == {"Bearer k-1"}
+    assert "k-1" not in str(described)
+
+
+def test_its_cache_cannot_be_dropped() -> None:
+    with connected(CompletionServer()) as remote, pytest.raises(EngineError, match="cannot be"):
+        remote.reset()
+
+
+def stream(texts: list[str], tokens: int, end: str = "\n") -> bytes:
+    events = [{"choices": [{"text": text}]} for text in texts]
+    events[-1]["choices"][0]["finish_reason"] = "stop"
+    usage = {"prompt_tokens": 7, "completion_tokens": tokens}
+    events.append({"choices": [], "usage": usage})  # type: ignore[dict-item]
+    lines = [f"data: {json.dumps(event, ensure_ascii=False)}{2 * end}" for event in events]
+    return f": a comment{2 * end}".join([*lines, f"data: [DONE]{2 * end}"]).encode()
+
+
+def measure(
+    monkeypatch: pytest.MonkeyPatch, content: bytes, *, clock: list[float], arrived: float
+) -> ServedReply:
+    """The reply to `content`, whose clock is read when it is sent and when each token comes."""
+    times = iter(clock)
+    now = SimpleNamespace(perf_counter=lambda: next(times))
+    monkeypatch.setattr(completion_stream, "time", now)
+    transport = httpx.MockTransport(
+        lambda _: httpx.Response(
+            200, content=content, headers={"Content-Type": "text/event-stream"}
+        )
+    )
+
+    async def send() -> ServedReply:
+        async with httpx.AsyncClient(base_url="http://h/v1/", transport=transport) as client:
+            return await stream_completion(client, {}, 7, arrived)
+
+    return asyncio.run(send())
+
+
+def test_times_are_those_of_the_first_and_the_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = stream(["a", "", "b"], tokens=5)
+    reply = measure(monkeypatch, content, clock=[10.0, 12.0, 13.0, 20.0], arrived=9.5)
+    assert (reply.text, reply.output_tokens) == ("ab", 5)
+    assert (reply.late, reply.ttft, reply.e2e) == (0.5, 2.5, 10.5)
+    assert reply.tpot == (20.0 - 12.0) / 4
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_reply_may_have_what_others_end_lines_with(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    texts = ["a\u2028b", "c\x85", "\u2029d"]
+    content = stream(texts, tokens=3, end=end)
+    reply = measure(monkeypatch, content, clock=[1.0, 2.0, 3.0, 4.0], arrived=1.0)
+    assert reply.text == "".join(texts)
+
+
+def test_a_single_token_has_no_time_between_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = measure(monkeypatch, stream([""], tokens=1), clock=[1.0, 2.0], arrived=1.0)
+    assert (reply.text, reply.tpot, reply.ttft) == ("", None, 1.0)
+
+
+def test_a_server_has_a_name_an_address_and_options() -> None:
+    found = parse_endpoints(
+        [
+            "a=http://h:1/v1/",
+            "b=https://h/v1,timeout=2.5,model=org/m",
+            "c=http://h/v1,simulated=yes",
+            "d=http://h/v1,simulated=no",
+        ],
+        ["full"],
+    )
+    assert found == {
+        "a": Endpoint("http://h:1/v1", None, TIMEOUT),
+        "b": Endpoint("https://h/v1", "org/m", 2.5),
+        "c": Endpoint("http://h/v1", simulated=True),
+        "d": Endpoint("http://h/v1"),
+    }
+    assert found["c"].spec == "http://h/v1 simulated"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "http://h/v1",
+        "=http://h/v1",
+        "a/b=http://h/v1",
+        "a=h:80/v1",
+        "a=http://",
+        "a=http://h:port/v1",
+        "a=http://h/v1,models=m",
+        "a=http://h/v1,model=",
+        "a=http://h/v1,timeout=0",
+        "a=http://h/v1,timeout=soon",
+        "a=http://h/v1,simulated=1",
+        "full=http://h/v1",
+        "ours=http://h/v1",
+    ],
+)
+def test_anything_else_is_refused_by_the_fields_name(value: str) -> None:
+    with pytest.raises(ConfigError, match="`arm`"):
+        parse_endpoints([value], ["ours"])
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@h/v1", "http://secret@h/v1", "http://h/v1?key=secret"]
+)
+def test_secrets_in_an_address_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY") as error:
+        parse_endpoints([f"a={url}"], [])
+    assert "secret" not in str(error.value)
+
+
+def test_two_servers_need_two_names() -> None:
+    with pytest.raises(ConfigError, match="another arm"):
+        parse_endpoints(["a=http://h/v1", "a=http://i/v1"], [])
+
+
+BOS = 1
+
+
+class Letters:
+    """A token a letter, but one for "th", which is never split again."""
+
+    def __init__(self, bos: int | None) -> None:
+        self.bos_token_id = bos
+
+    def __call__(self, text: Any, *, add_special_tokens: bool) -> Mapping[str, Any]:
+        if isinstance(text, list):
+            return {"input_ids": [self._ids(one, add_special_tokens) for one in text]}
+        return {"input_ids": self._ids(text, add_special_tokens)}
+
+    def decode(self, token_ids: Any) -> Any:
+        return "".join("th" if i == 2 else "<s>" if i == BOS else chr(i) for i in token_ids)
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        ids = [ord(letter) for letter in text.replace("th", "\x02")]
+        return [self.bos_token_id, *ids] if special and self.bos_token_id is not None else ids
+
+
+@pytest.mark.parametrize("bos", [BOS, None])
+def test_a_text_with_the_same_ids_is_found_without_its_bos(bos: int | None) -> None:
+    tokens = [2, ord("e"), ord(" "), ord("o")]
+    assert PromptText(lambda: Letters(bos))([BOS, *tokens] if bos else tokens) == "the o"
+
+
+def test_there_is_none_where_the_tokenizer_would_merge_what_the_prompt_does_not() -> None:
+    assert PromptText(lambda: Letters(BOS))([BOS, ord("t"), ord("h")]) is None
+
+
+def test_there_is_none_where_the_server_would_add_a_bos() -> None:
+    assert PromptText(lambda: Letters(BOS))([ord("a")]) is None
+
+
+Metrics = Callable[[CompletionServer], str | None]
+
+
+def counted(metrics: Metrics) -> ServerCounts | None:
+    """What a server with these metrics is said to have counted over two requests of 4 tokens."""
+    with serving(CompletionServer(metrics=metrics)) as server:
+        remote = RemoteServer("theirs", Endpoint(server.url), lambda tokens: None)
+        try:
+            remote.ready()
+            requests = [Request([Text(tokens=(n, 2, 3, 4))], max_tokens=2) for n in range(2)]
+            return remote.run(requests, 1).counted
+        finally:
+            remote.close()
+
+
+def test_counts_are_those_of_the_batch_and_of_all_engines() -> None:
+    found = counted(vllm_metrics)
+    assert found == ServerCounts(
+        prompt_tokens=8,
+        cached_tokens=18,
+        queried_tokens=8,
+        hit_tokens=16,
+        preemptions=2,
+        peak_kv_usage=0.25,
+    )
+
+
+def test_older_names_and_those_of_sglang_are_known() -> None:
+    older = parse_metrics(
+        "# TYPE vllm:gpu_prefix_cache_hits counter\n"
+        'vllm:gpu_prefix_cache_hits{model_name="m"} 5.0\n'
+        'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n'
+    )
+    assert (older.counters, older.usage) == ({"hit_tokens": 5.0}, 0.5)
+    sglang = parse_metrics(
+        'sglang:prompt_tokens_total{model_name="m"} 10.0\n'
+        'sglang:cached_tokens_total{cache_source="device"} 3.0\n'
+        'sglang:cached_tokens_total{cache_source="host"} 4.0\n'
+        'sglang:token_usage{model_name="m"} 0.75\n'
+    )
+    assert sglang.counters == {"prompt_tokens": 10.0, "cached_tokens": 7.0}
+    assert sglang.usage == 0.75
+
+
+def test_what_is_no_number_tells_nothing() -> None:
+    found = parse_metrics(
+        'vllm:kv_cache_usage_perc{engine="0"} NaN\n'
+        'vllm:kv_cache_usage_perc{engine="1"} 0.5\n'
+        "vllm:prompt_tokens_total +Inf\n"
+    )
+    assert (found.counters, found.usage) == ({}, 0.5)
+    assert parse_metrics("vllm:kv_cache_usage_perc NaN\n").usage is None
+
+
+def test_a_counter_that_begins_to_count_began_at_zero() -> None:
+    def late(server: CompletionServer) -> str:
+        shown = f"vllm:num_preemptions_total {len(server.bodies)}.0\n" if server.bodies else ""
+        return f"vllm:prompt_tokens_total 7.0\n{shown}"
+
+    found = counted(late)
+    assert found is not None
+    assert (found.preemptions, found.cached_tokens) == (2, None)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        lambda server: None,
+        lambda server: "",
+        lambda server: "go_gc_duration_seconds 0.1\n",
+        lambda server: '{"error": "no metrics"}',
+        lambda server: "vllm:prompt_tokens_total many\n",
+    ],
+    ids=["no page", "empty", "others", "json", "broken"],
+)
+def test_a_server_without_known_metrics_counts_nothing(metrics: Metrics) -> None:
+    assert counted(metrics) is None
+
+
+def test_a_page_that_is_gone_later_fails_no_request() -> None:
+    assert counted(lambda server: None if server.bodies else vllm_metrics(server)) is None
+
+
+def test_counters_that_were_set_back_count_nothing() -> None:
+    assert counted(lambda server: f"vllm:prompt_tokens_total {9 - len(server.bodies)}.0\n") is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "share"),
+    [
+        (ServerCounts(), None),
+        (ServerCounts(prompt_tokens=10), None),
+        (ServerCounts(prompt_tokens=10, cached_tokens=0), 0.0),
+        (ServerCounts(prompt_tokens=10, cached_tokens=4, queried_tokens=8, hit_tokens=2), 0.4),
+        (ServerCounts(queried_tokens=8, hit_tokens=2), 0.25),
+        (ServerCounts(queried_tokens=8, hit_tokens=2, external_hit_tokens=4), 0.75),
+        (ServerCounts(queried_tokens=0, hit_tokens=0), None),
+    ],
+)
+def test_the_reused_share_is_absent_where_it_is_not_told(
+    counts: ServerCounts, share: float | None
+) -> None:
+    assert counts.reused_share == share
+
+
+def test_what_one_batch_does_not_tell_is_not_known_of_both() -> None:
+    one = ServerCounts(prompt_tokens=3, cached_tokens=1, peak_kv_usage=0.5)
+    two = ServerCounts(prompt_tokens=4, peak_kv_usage=0.25)
+    assert one + two == ServerCounts(prompt_tokens=7, peak_kv_usage=0.5)

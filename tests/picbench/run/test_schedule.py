@@ -1,0 +1,398 @@
+"""Rounds of both loops: who serves what, in which order, and how chunks are reordered."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from harness_fakes import DeafEngine, FakeEngine, FakeServer, Harness, make_sample
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.cli import main
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Text
+from picbench.engines.vllm.device import CPU, find
+from picbench.errors import InvalidRun
+from picbench.run.schedule import (
+    ChunkOrder,
+    group_size,
+    preload,
+    schedule,
+    serve,
+    to_request,
+    to_requests,
+)
+from picbench.store.reader import read_run
+from picbench.store.records import ArmBatch, Failure
+from picbench.workloads.sample import Sample, SampleSegment
+
+ARMS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True)
+
+
+@given(ARMS, st.integers(1, 40), st.integers(1, 12))
+def test_every_arm_gets_every_sample_once_and_in_order(
+    arms: list[str], count: int, size: int
+) -> None:
+    samples = [make_sample(n) for n in range(count)]
+    seen: dict[str, list[str]] = {arm: [] for arm in arms}
+    for _, arm, group in schedule(samples, arms, size):
+        seen[arm] += [sample.id for sample in group]
+    assert all(ids == [sample.id for sample in samples] for ids in seen.values())
+
+
+@given(ARMS, st.integers(1, 8))
+def test_every_arm_goes_first_equally_often(arms: list[str], cycles: int) -> None:
+    samples = [make_sample(n) for n in range(cycles * len(arms))]
+    first = Counter[str]()
+    last_round = -1
+    for number, arm, _ in schedule(samples, arms, 1):
+        first[arm] += number != last_round
+        last_round = number
+    assert set(first.values()) == {cycles}
+
+
+@given(ARMS, st.integers(1, 30), st.integers(1, 5))
+def test_a_round_is_the_same_group_for_all_arms(arms: list[str], count: int, size: int) -> None:
+    samples = [make_sample(n) for n in range(count)]
+    batches = list(schedule(samples, arms, size))
+    for start in range(0, len(batches), len(arms)):
+        together = batches[start : start + len(arms)]
+        assert len({number for number, _, _ in together}) == 1
+        assert {arm for _, arm, _ in together} == set(arms)
+        assert all(group == together[0][2] for _, _, group in together)
+
+
+def test_groups_keep_the_closed_loop_full() -> None:
+    assert group_size(1) == 1
+    assert group_size(4) > 4
+
+
+def test_requests_carry_token_ids_and_output_length() -> None:
+    request = to_request(make_sample(3, max_tokens=9))
+    kinds = [type(segment) for segment in request.segments]
+    assert kinds == [Text, Chunk, Chunk, Text]
+    assert [segment.text for segment in request.segments] == [None] * 4
+    assert request.segments[1].tokens == (1003,) * 16
+    assert request.max_tokens == 9
+
+
+def test_requests_carry_the_documents_of_chunks() -> None:
+    sample = make_sample(3)
+    lead = SampleSegment("text", "", (8, 9))
+    head, chunk, other, tail = sample.segments
+    known = replace(sample, segments=(head, replace(chunk, before=lead), other, tail))
+    first, second = to_request(known).segments[1:3]
+    assert isinstance(first, Chunk)
+    assert first.document == (8, 9, *chunk.tokens)
+    assert second == Chunk(tokens=other.tokens)
+
+
+def test_a_request_may_name_the_algorithm_that_serves_it() -> None:
+    sample = make_sample(3)
+    assert to_request(sample).algorithm is None
+    named = to_request(sample, "epic:k=16")
+    assert named == replace(to_request(sample), algorithm="epic:k=16")
+
+
+def test_requests_of_a_run_leave_the_algorithm_to_the_engine() -> None:
+    samples = [make_sample(n) for n in range(3)]
+    assert to_requests(samples) == [to_request(sample) for sample in samples]
+
+
+def test_a_dead_arm_is_not_asked_again() -> None:
+    order: list[str] = []
+    servers = {
+        name: FakeServer(name, EngineConfig("m"), order, FakeEngine(), dies)
+        for name, dies in (("a", None), ("b", 1))
+    }
+    batches = list(serve(servers, schedule([make_sample(n) for n in range(3)], "ab", 1), 1))
+    assert order.count("a") == 3
+    assert order.count("b") == 1
+    lost = [t for t in batches if t.arm == "b" and isinstance(t.result.outcomes[0], Failure)]
+    assert [t.samples[0].id for t in lost] == ["s1", "s2"]
+    assert all(t.result.busy == 0 and not t.result.clean for t in lost)
+
+
+SAMPLES = [make_sample(n) for n in range(4)]
+TIMES = (0.0, 0.5, 0.75, 2.0)
+
+
+def run(harness: Harness, output: Path, *arguments: str) -> Result:
+    flags = ("--dataset", "fake", "--algo", "full,mepic", "--output", str(output))
+    return CliRunner().invoke(main, ("run", *flags, *arguments), obj=harness.services())
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def servers(order: list[str], **dies: int) -> dict[str, FakeServer]:
+    return {
+        name: FakeServer(name, EngineConfig("m"), order, FakeEngine(name), dies.get(name))
+        for name in ("a", "b", "c")
+    }
+
+
+def replay(
+    found: dict[str, FakeServer], *, first: int = 0, repeats: int = 1, done: int = 0, **lost: str
+) -> list[ArmBatch]:
+    """Every arm serves everything, one after another; the first `done` are left out."""
+    planned = list(schedule(SAMPLES, "abc", len(SAMPLES), repeats, first))[done:]
+    return list(serve(found, planned, None, arrivals=TIMES, lost=lost))
+
+
+@pytest.mark.parametrize(("first", "order"), [(0, "abc"), (1, "bca"), (5, "cab")])
+def test_arms_serve_everything_one_after_another(first: int, order: str) -> None:
+    seen: list[str] = []
+    batches = replay(servers(seen), first=first)
+    assert seen == list(order)
+    assert all(batch.samples == SAMPLES and batch.arrivals == TIMES for batch in batches)
+
+
+def test_a_dead_arm_loses_its_own_requests_only() -> None:
+    batches = replay(servers([], b=0))
+    lost = {batch.arm: isinstance(batch.result.outcomes[0], Failure) for batch in batches}
+    assert lost == {"a": False, "b": True, "c": False}
+
+
+def test_an_arm_that_was_lost_stays_lost() -> None:
+    """In later repeats, and where a run was stopped after it was lost."""
+    whole = replay(servers([], b=0), repeats=3)
+    assert [batch.lost is not None for batch in whole if batch.arm == "b"] == [True] * 3
+    reason = next(batch.lost for batch in whole if batch.lost)
+    seen: list[str] = []
+    rest = replay(servers(seen), repeats=3, done=3, b=reason)
+    assert "b" not in seen
+    assert [batch.lost for batch in rest] == [batch.lost for batch in whole[3:]]
+
+
+def test_an_open_loop_reports_makespan_and_goodput(tmp_path: Path) -> None:
+    harness = Harness(SAMPLES, arrivals=TIMES)
+    result = run(harness, tmp_path / "run", "--slo", "ttft=200", "--max-running", "9")
+    assert result.exit_code == 0, result.stderr
+    assert "makespan" in result.stdout
+    assert "Each arm served all requests before the next one did" in result.stdout
+    arms = read(tmp_path / "run" / "summary.json")["arms"]
+    # Every request takes 0.5 s, and the last one arrives at 2.0 s; full's first token takes 0.4 s.
+    assert arms["mepic"]["makespan_s"] == pytest.approx(2.5)
+    assert arms["mepic"]["goodput_req_s"] == pytest.approx(4 / 2.5)
+    assert arms["full"]["goodput_req_s"] == 0
+    assert arms["mepic"]["late_ms"]["p99"] == 0
+    rows = [row for row in read_run(tmp_path / "run").rows if row.arm == "mepic"]
+    assert [row.arrival_ms for row in rows] == [1e3 * time for time in TIMES]
+    manifest = read(tmp_path / "run" / "manifest.json")
+    assert manifest["workload"]["arrivals"] == {"requests": 4, "last_s": 2.0}
+    assert manifest["arms"]["mepic"]["settings"]["max_requests"] == 9
+    assert harness.servers["mepic"].engine.calls.count("generate 4 from 0.0 s") == 1
+
+
+def test_goodput_is_that_of_a_repeat(tmp_path: Path) -> None:
+    for repeats in ("1", "3"):
+        flags = ("--slo", "ttft=200", "--repeats", repeats)
+        run(Harness(SAMPLES, arrivals=TIMES), tmp_path / repeats, *flags)
+    once, thrice = (
+        read(tmp_path / repeats / "summary.json")["arms"]["mepic"] for repeats in ("1", "3")
+    )
+    assert thrice["requests"] == 3 * once["requests"]
+    for name in ("makespan_s", "goodput_req_s"):
+        assert thrice[name] == pytest.approx(once[name])
+
+
+def test_a_closed_loop_has_neither(tmp_path: Path) -> None:
+    run(Harness(SAMPLES), tmp_path / "run")
+    arm = read(tmp_path / "run" / "summary.json")["arms"]["mepic"]
+    assert (arm["makespan_s"], arm["late_ms"], arm["goodput_req_s"]) == (None, None, None)
+    assert {row.arrival_ms for row in read_run(tmp_path / "run").rows} == {None}
+
+
+def test_arrivals_are_part_of_what_a_run_is_known_by(tmp_path: Path) -> None:
+    prints = []
+    for number, times in enumerate((None, TIMES, (0.0, 0.5, 0.75, 2.5))):
+        run(Harness(SAMPLES, arrivals=times), tmp_path / f"{number}")
+        prints.append(read(tmp_path / f"{number}" / "manifest.json")["fingerprint"])
+    assert len(set(prints)) == 3
+
+
+def test_chunks_are_preloaded_before_anything_is_measured(tmp_path: Path) -> None:
+    harness = Harness(SAMPLES, preload=[make_sample(90), make_sample(91)])
+    result = run(harness, tmp_path / "run")
+    assert result.exit_code == 0, result.stderr
+    calls = harness.servers["mepic"].engine.calls
+    assert next(call for call in calls if call.startswith("generate")) == "generate 2 at 4"
+    samples = {row.sample for row in read_run(tmp_path / "run").rows}
+    assert samples == {"s0", "s1", "s2", "s3"}
+    manifest = read(tmp_path / "run" / "manifest.json")
+    assert manifest["cache"].startswith("warm at start")
+    assert manifest["workload"]["preloaded_chunks"] == 2
+
+
+def test_a_warm_run_that_does_not_hit_is_invalid(tmp_path: Path) -> None:
+    cold = {"mepic": FakeEngine("mepic", reused=0)}
+    result = run(Harness(SAMPLES, preload=[make_sample(90)], engines=cold), tmp_path / "run")
+    assert result.exit_code == 3
+    assert "chunks were preloaded, and round 0 reused none" in result.stderr
+
+
+def test_a_chunk_that_cannot_be_preloaded_is_named() -> None:
+    refused = make_sample(1, first=666)
+    with pytest.raises(InvalidRun, match="arm a: s1 could not be preloaded: a chunk is too long"):
+        preload(servers([]), [make_sample(0), refused], 2)
+
+
+def test_other_tokens_are_noticed_in_an_open_loop(tmp_path: Path) -> None:
+    harness = Harness(SAMPLES, arrivals=TIMES, engines={"mepic": DeafEngine("mepic")})
+    assert run(harness, tmp_path / "run").exit_code == 3
+
+
+#: Chunks of 32, 64 or 96 tokens: whole blocks of any engine.
+LENGTHS = {name: 32 * (1 + number % 3) for number, name in enumerate("abcdefgh")}
+
+
+def text(number: int) -> SampleSegment:
+    return SampleSegment("text", "", (number,) * 32)
+
+
+def chunk(name: str) -> SampleSegment:
+    return SampleSegment("chunk", name, (ord(name),) * LENGTHS[name])
+
+
+def sample(names: str, question: int = 5, *, ordered: bool = False) -> Sample:
+    segments = (text(3), *map(chunk, names), text(question))
+    return Sample("s", "d", segments, (), 1, ordered=ordered)
+
+
+def names(found: Sample) -> str:
+    return "".join(segment.text for segment in found.chunks)
+
+
+class PrefixCache:
+    """All beginnings, in whole segments, of the prompts that it was sent."""
+
+    def __init__(self) -> None:
+        self._begun: set[tuple[SampleSegment, ...]] = set()
+
+    def cached(self, prompt: Sample) -> int:
+        """Tokens of the longest beginning that was there before."""
+        begun = [segments for segments in _beginnings(prompt) if segments in self._begun]
+        return max((sum(len(s.tokens) for s in segments) for segments in begun), default=0)
+
+    def send(self, prompt: Sample) -> None:
+        self._begun.update(_beginnings(prompt))
+
+
+def _beginnings(prompt: Sample) -> list[tuple[SampleSegment, ...]]:
+    return list(accumulate(((s,) for s in prompt.segments), lambda done, new: (*done, *new)))
+
+
+PROMPTS = st.lists(st.text("abcdefgh", max_size=6), min_size=1, max_size=12)
+
+
+def arranged(prompts: Sequence[str]) -> list[Sample]:
+    order = ChunkOrder()
+    return [order.arrange(sample(prompt, 1000 + n)) for n, prompt in enumerate(prompts)]
+
+
+@given(PROMPTS)
+def test_each_chunk_is_sent_once_and_texts_stay_where_they_are(prompts: list[str]) -> None:
+    for number, (given_names, sent) in enumerate(zip(prompts, arranged(prompts), strict=True)):
+        assert sorted(names(sent)) == sorted(set(given_names))
+        assert sent == replace(sample(given_names, 1000 + number), segments=sent.segments)
+        assert (sent.segments[0], sent.segments[-1]) == (text(3), text(1000 + number))
+
+
+@given(PROMPTS)
+def test_the_same_prompts_get_the_same_orders(prompts: list[str]) -> None:
+    assert arranged(prompts) == arranged(prompts)
+
+
+@given(PROMPTS)
+def test_no_prompt_finds_less_in_a_prefix_cache_than_in_the_order_given(
+    prompts: list[str],
+) -> None:
+    """Of what was sent before. Two whole streams may compare either way."""
+    cache = PrefixCache()
+    for number, sent in enumerate(arranged(prompts)):
+        as_given = sample("".join(dict.fromkeys(prompts[number])), 1000 + number)
+        assert cache.cached(sent) >= cache.cached(as_given)
+        cache.send(sent)
+
+
+@given(st.permutations("abcdef"), st.permutations("abcdef"))
+def test_the_same_documents_in_any_order_are_one_prefix(first: list[str], again: list[str]) -> None:
+    one, two = arranged(["".join(first), "".join(again)])
+    assert names(one) == names(two) == "".join(first)
+
+
+def test_the_longest_known_sequence_comes_first_in_tokens() -> None:
+    *_, last = arranged(["ac", "db", "dbac"])
+    # c and a are 128 tokens, d and b 96.
+    assert names(last) == "acdb"
+
+
+def test_new_documents_come_after_those_that_are_used_most() -> None:
+    *_, last = arranged(["ab", "cd", "cb", "hdb"])
+    # Prompts begin with a or c; b was used twice, d once, h never.
+    assert names(last) == "bdh"
+
+
+def test_documents_that_were_used_as_often_are_in_the_order_of_their_first_use() -> None:
+    *_, last = arranged(["ah", "bg", "fhgc"])
+    assert names(last) == "hgfc"
+
+
+def test_a_sequence_counts_after_its_own_beginning_only() -> None:
+    order = ChunkOrder()
+    order.arrange(sample("ab"))
+    other = replace(sample("ba"), segments=(text(4), chunk("b"), chunk("a"), text(5)))
+    # Nothing followed that text; the documents were used as often as each other.
+    assert names(order.arrange(other)) == "ab"
+    assert names(order.arrange(sample("ba"))) == "ab"
+
+
+def test_chunks_do_not_pass_texts_between_them() -> None:
+    order = ChunkOrder()
+    order.arrange(sample("cdab"))
+    split = replace(sample(""), segments=(chunk("a"), chunk("d"), text(4), chunk("c"), chunk("d")))
+    assert [s.text or "-" for s in order.arrange(split).segments] == ["d", "a", "-", "c"]
+
+
+def test_consecutive_text_keeps_its_order_and_its_repetitions() -> None:
+    order = ChunkOrder()
+    order.arrange(sample("ab"))
+    fixed = sample("baa", ordered=True)
+    assert order.arrange(fixed) == fixed
+
+
+@pytest.mark.engine
+def test_stock_vllm_finds_as_much_as_was_foreseen(llama: Path) -> None:
+    if find("auto") is not CPU:
+        pytest.skip("this vLLM does not run on CPU")
+    draw = Random(0)
+    given_prompts = [
+        sample("".join(draw.sample("abcdef", 4)), question) for question in range(10, 22)
+    ]
+    order = ChunkOrder()
+    sent = [order.arrange(prompt) for prompt in given_prompts]
+    config = EngineConfig(
+        str(llama), algorithm="prefix", stock=True, device="cpu", context=512, kv_blocks=600
+    )
+    reused = []
+    with Engine(config) as engine:
+        for prompts in (given_prompts, sent):
+            cache, foreseen = PrefixCache(), []
+            for prompt in prompts:
+                foreseen.append(cache.cached(prompt))
+                cache.send(prompt)
+            results = engine.generate(to_requests(prompts), concurrency=1)
+            assert [result.counts.reused for result in results] == foreseen
+            reused.append(sum(foreseen))
+            engine.reset()
+    assert reused[1] > 1.5 * reused[0]

@@ -1,0 +1,151 @@
+"""From flags to a workload, with real rows, tokenizer and documents."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_fakes import no_gpu
+
+from picbench.cli.run import print_plan
+from picbench.errors import ConfigError
+from picbench.run.job import Job, prepare
+from picbench.run.result import print_result
+from picbench.run.session import make_manifest, make_summary
+from picbench.run.workload import load_workload
+from picbench.settings import parse_config
+from picbench.store.manifest import Attempt
+
+ROW = {
+    "input": "Where?",
+    "context": "Passage 1:\nAda lived in Oslo.\nPassage 2:\nOslo lies in Norway.",
+    "answers": ["Norway"],
+}
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    file = tmp_path / "rows.jsonl"
+    lines = [json.dumps(ROW | {"_id": "a"}), "{", json.dumps(ROW | {"_id": "b"}), "{}"]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def make_job(rows: Path) -> MakeJob:
+    def make(**flags: Any) -> Job:
+        values = {"algo": ("full",), "dataset": "musique", "data": str(rows), "on_bad_row": "skip"}
+        return prepare(parse_config(values | flags), load_workload, no_gpu)
+
+    return make
+
+
+def printed(job: Job) -> str:
+    stream = io.StringIO()
+    print_plan(job, stream)
+    print_result(job, {}, stream)
+    return stream.getvalue()
+
+
+def test_documents_are_for_arms_that_want_them(tmp_path: Path) -> None:
+    """Without one, requests and the fingerprint of the run are those without documents."""
+    context = "Passage 1:\nOslo\nIt is old.\nPassage 2:\nOslo\nIt burned."
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(ROW | {"context": context, "gold_passages": [1]}))
+    flags = {"dataset": "musique", "data": str(file)}
+    plain, known, dropped = (
+        prepare(parse_config(flags | more), load_workload, no_gpu)
+        for more in (
+            {"algo": ("naive",)},
+            {"algo": ("naive,mepic:context=document",)},
+            {"algo": ("naive:context=document",), "drop": "lead"},
+        )
+    )
+    contexts = [[c.context for c in j.workload.samples[0].chunks] for j in (plain, known, dropped)]
+    lead = known.workload.samples[0].chunks[0].tokens
+    assert contexts == [[(), ()], [(), lead], [lead]]
+    assert plain.facts.fingerprint != known.facts.fingerprint
+    assert "full does not know them either" not in printed(known)
+    assert "full does not know them either" in printed(dropped)
+
+
+def test_requests_that_no_context_holds_are_refused_before_they_are_tokenized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text of 12 million tokens took the tokenizer 88 s and 5.6 GB."""
+    path = tmp_path / "requests.jsonl"
+    head = {"format": "picbench-requests", "version": 1, "dataset": "musique", "synthetic": True}
+    long = {"request": "r0", "max_tokens": 4, "parts": [{"text": "a", "tokens": [1] * 5000}]}
+    path.write_text("".join(json.dumps(line) + "\n" for line in (head, long)))
+    monkeypatch.setattr("picbench.workloads.models.load_tokenizer", lambda model: pytest.fail())
+    config = parse_config({"algo": ("full",), "requests": str(path), "model": "testbed"})
+    with pytest.raises(ConfigError, match="5004 tokens of prompt and reply, a context of 4096"):
+        load_workload(config)
+
+
+def test_requests_get_no_more_context_than_the_model_has(tmp_path: Path) -> None:
+    """An engine refused it, after it had started."""
+    path = tmp_path / "requests.jsonl"
+    head = {"format": "picbench-requests", "version": 1, "dataset": "synthetic", "synthetic": True}
+    line = {"request": "r0", "max_tokens": 4, "parts": [{"tokens": [1]}]}
+    path.write_text("".join(json.dumps(line) + "\n" for line in (head, line)))
+    config = parse_config({"algo": ("full",), "requests": str(path), "context": 4097})
+    with pytest.raises(ConfigError, match="`context` 4097: testbed has a context of 4096"):
+        load_workload(config)
+
+
+def test_skipped_rows_are_counted_in_both_documents(make_job: MakeJob, rows: Path) -> None:
+    job = make_job()
+    for document in (
+        make_summary(job, {}, {}, "complete"),
+        make_manifest(job, {"full": {}}, {}, [Attempt("2026-11-22T12:00:00+00:00")]),
+    ):
+        workload = asdict(document)["workload"]
+        assert (workload["samples"], workload["skipped_rows"]) == (2, 2)
+        assert workload["first_skipped"].startswith(f"{rows}:2: ")
+
+
+def test_skipped_rows_are_said_in_one_line_each_time(make_job: MakeJob) -> None:
+    text = " ".join(printed(make_job()).split())
+    assert text.count("malformed rows left out: 2, the first: ") == 2
+
+
+def test_nothing_is_said_where_nothing_was_skipped(make_job: MakeJob, rows: Path) -> None:
+    rows.write_text(json.dumps(ROW), encoding="utf-8")
+    job = make_job(on_bad_row="stop")
+    assert "malformed" not in printed(job)
+    workload = make_summary(job, {}, {}, "complete").workload
+    assert (workload.skipped_rows, workload.first_skipped) == (0, None)
+    assert (workload.origin, workload.chat) == (None, False)
+
+
+def test_the_testbed_has_no_chat_template(make_job: MakeJob) -> None:
+    assert not make_job(chat="auto").workload.chat
+    with pytest.raises(ConfigError, match="`chat=on`"):
+        make_job(chat="on")
+
+
+def test_scoring_names_its_metric_and_changes_the_fingerprint(make_job: MakeJob) -> None:
+    plain, other = make_job(), make_job(scoring="cacheblend")
+    assert (plain.workload.metric, other.workload.metric) == ("f1", "f1 (CacheBlend)")
+    assert plain.facts.fingerprint == other.facts.fingerprint
+    assert plain.fingerprint != other.fingerprint
+    # The testbed model restates the question before it answers; only the answer is scored.
+    assert other.workload.grader.score("home of Ada is Oslo", ["Oslo"]) == 1.0
+
+
+def test_offline_changes_no_number(make_job: MakeJob) -> None:
+    assert make_job(offline=True).fingerprint == make_job().fingerprint
+
+
+def test_a_grid_needs_text_files(make_job: MakeJob, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="`grid`"):
+        make_job(grid="100-200:2x2")
+    (tmp_path / "long.txt").write_text("The grass is dry. " * 200, encoding="utf-8")
+    job = make_job(dataset="needle", data=str(tmp_path / "long.txt"), grid="100-200:2x3")
+    assert job.facts.samples == 6
