@@ -71,7 +71,7 @@ types: install tree
 # Before a commit: lint, types, and the tests that need no engine. Those of kernels and models, and two
 # files that start dozens of processes, are left to `make test`.
 HEAVY := engines/vllm engines/oracle kernels workloads/models workloads/testbed \
-  workloads/sources/test_hub.py picbench/papers/test_reproduction.py
+  workloads/sources/test_hub.py picbench/papers/test_reproduce.py
 
 quick: install
 	+$(MAKE) --no-print-directory --jobs 2 --output-sync=target types lint unit

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.guard import CommandGroup, GuardedCommand
-from picbench.cli.options import FILE, FOLDER, RangeOfNumbers, make_option, options_of
+from picbench.cli.options import FILE, FOLDER, make_option, options_of
 
 if TYPE_CHECKING:
     from picbench.experiments.measurements import Measurement
-    from picbench.papers.accuracy import AccuracyRun
-    from picbench.papers.reproduce import Reproduction
+    from picbench.papers.options import ReproduceConfig
+    from picbench.papers.reproduce import Estimate, Reproduction
     from picbench.run.session import Services
 
 
@@ -84,88 +84,14 @@ _ALL = (*_PAPERS, _ACCURACY)
 
 _DRY = "dry run: no engine was started, nothing was written"
 
-#: Where scores row by row lie in a checkout.
-_SCORES = click.option(
-    "--scores",
-    type=FOLDER,
-    metavar="DIR",
-    help="Scores of picbench measure algorithms serve, instead of measuring them.",
-)
+_CONFIG = "picbench.papers.options:ReproduceConfig"
 
 
 @click.command(cls=GuardedCommand)
 @click.argument("paper", metavar="PAPER", type=click.Choice(_ALL))
-@click.option(
-    "--figure",
-    "figures",
-    multiple=True,
-    metavar="NAME",
-    default=("all",),
-    show_default=True,
-    help="What to make, such as table2 or fig8; repeat the flag for more.",
-)
-@click.option(
-    "--output",
-    metavar="DIR",
-    type=FOLDER,
-    show_default="runs/PAPER",
-    help="Where runs, data, tables and figures go; what is complete in it is not run again.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(("cpu", "cuda")),
-    default="cpu",
-    show_default=True,
-    help="What engines run on; also decides sizes: the testbed's on a CPU, the paper's on a GPU.",
-)
-@click.option("--model", metavar="NAME", show_default="the paper's file", help="See picbench run.")
-@click.option(
-    "--requests",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Requests of every point; fewer is faster.",
-)
-@click.option(
-    "--seeds",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Take only the first N seeds of the settings.",
-)
-@click.option("--settings", metavar="FILE", help="Other loads, arms and claims, in YAML.")
-@click.option(
-    "--models",
-    metavar="ID,ID",
-    show_default="EPIC's three models",
-    help="accuracy: names on the hub, or folders.",
-)
-@click.option(
-    "--rows",
-    type=click.IntRange(2),
-    metavar="N",
-    show_default="the settings'",
-    help="accuracy: of each set.",
-)
-@click.option(
-    "--data",
-    metavar="WHERE",
-    show_default="hub",
-    help="accuracy: hub, bundled, DIR; see picbench run.",
-)
-@click.option("--texts", metavar="DIR", help="accuracy: texts to hide needles in.")
-@_SCORES
-@click.option(
-    "--seconds",
-    type=RangeOfNumbers(0),
-    metavar="S",
-    help="Start nothing that would end later; the same command continues.",
-)
-@click.option(
-    "--commit", metavar="NAME", help="Name of the measured code, if this is not a checkout."
-)
-@options_of("picbench.experiments.measurements:BreakEven", only=("part",))
-@click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
+@options_of(_CONFIG)
 @click.pass_obj
-def reproduce(services: "Services | None", /, *, paper: str, dry_run: bool, **given: Any) -> int:
+def reproduce(services: "Services | None", /, *, paper: str, **given: Any) -> int:
     """Measure what a paper's figures show, compare it with the paper, and judge its claims.
 
     Every point is a run directory, so the same command continues where it was stopped. Prints
@@ -174,13 +100,20 @@ def reproduce(services: "Services | None", /, *, paper: str, dry_run: bool, **gi
     accuracy is not a paper: it scores trained models of which you have the weights, under the
     papers' arms on six data sets.
     """
-    given["output"] = given["output"] or Path("runs") / paper
+    from picbench.papers.options import ReproduceConfig
+    from picbench.settings import parse_settings
+
+    config = parse_settings(ReproduceConfig, given, "picbench reproduce")
+    output = config.output or Path("runs") / paper
     if paper == _ACCURACY:
-        return _accuracy(dry_run, given)
-    _refuse(given, ("models", "rows", "data", "texts"), f"`PAPER` {paper} has none; accuracy does")
-    plan = _plan(paper, given)
-    if dry_run:
-        return _print_estimates(plan, _DRY)
+        return _accuracy(config, output)
+    hint = f"`PAPER` {paper} has none; accuracy does"
+    _refuse(config, ("models", "rows", "data", "texts"), hint)
+    plan = _plan(paper, config, output)
+    if config.dry_run:
+        from picbench.papers.reproduce import estimate
+
+        return _print_estimates("experiment", estimate(plan), _DRY)
     return _reproduce(services, plan)
 
 
@@ -194,7 +127,7 @@ def reproduce(services: "Services | None", /, *, paper: str, dry_run: bool, **gi
     show_default=True,
     help="Folder with one folder per paper, as picbench reproduce wrote it.",
 )
-@_SCORES
+@options_of(_CONFIG, only=("scores",))
 @click.option(
     "--claims",
     type=FILE,
@@ -221,7 +154,7 @@ def figures(papers: Sequence[str], data: Path, scores: Path | None, claims: Path
 
 
 def _wanted(papers: Sequence[str], data: Path) -> Sequence[str]:
-    """Papers that are named, or all in `data`. Raises ConfigError where one is not there."""
+    """The papers that are named, or all that `data` has; ConfigError where one is not there."""
     from picbench.errors import ConfigError
 
     named = _ALL if not papers or "all" in papers else tuple(dict.fromkeys(papers))
@@ -237,13 +170,13 @@ def _wanted(papers: Sequence[str], data: Path) -> Sequence[str]:
     return found
 
 
-def _plan(paper: str, given: Mapping[str, Any]) -> "Reproduction":
+def _plan(paper: str, config: "ReproduceConfig", output: Path) -> "Reproduction":
     from picbench.errors import ConfigError, closest
     from picbench.papers.reproduce import Reproduction
     from picbench.papers.settings import changed, read_settings
 
-    found = read_settings(paper, Path(given["settings"]) if given["settings"] else None)
-    for figure in given["figures"]:
+    found = read_settings(paper, Path(config.settings) if config.settings else None)
+    for figure in config.figures:
         if figure != "all" and figure not in found.figures:
             raise ConfigError(
                 f"`figure` {figure}: {paper} has none of that name",
@@ -251,98 +184,77 @@ def _plan(paper: str, given: Mapping[str, Any]) -> "Reproduction":
             )
     return Reproduction(
         paper,
-        changed(found, **{name: given[name] for name in ("model", "requests", "seeds")}),
-        given["figures"],
-        given["device"],
-        given["output"],
-        given["scores"],
-        given["commit"],
-        given["seconds"] or 0.0,
-        given["part"],
+        changed(found, model=config.model, requests=config.requests, seeds=config.seeds),
+        config.figures,
+        config.device,
+        output,
+        config.scores,
+        config.commit,
+        config.seconds or 0.0,
+        config.part,
     )
 
 
-def _refuse(given: Mapping[str, Any], names: Sequence[str], hint: str) -> None:
+def _refuse(config: "ReproduceConfig", names: Sequence[str], hint: str) -> None:
+    """Raise ConfigError for settings that are not for what is reproduced."""
     from picbench.errors import ConfigError
 
     for name in names:
-        if given[name] is not None:
-            raise ConfigError(f"`{name}` {given[name]}: not an option here", hint=hint)
+        value = getattr(config, name)
+        if value != type(config).model_fields[name].default:
+            flag, shown = {"figures": ("figure", config.figures[0]), "part": ("part", "K/N")}.get(
+                name, (name, value)
+            )
+            raise ConfigError(f"`{flag}` {shown}: not an option here", hint=hint)
 
 
-def _accuracy(dry_run: bool, given: Mapping[str, Any]) -> int:
+def _accuracy(config: "ReproduceConfig", output: Path) -> int:
     from picbench.papers.accuracy import AccuracyRun, read_accuracy, write_accuracy
 
-    unset = {
-        "figure": None if given["figures"] == ("all",) else given["figures"][0],
-        "part": None if given["part"] == (1, 1) else "K/N",
-    }
-    others = ("figure", "model", "requests", "seeds", "seconds", "part")
-    _refuse({**given, **unset}, others, "accuracy has `models`, `rows` and `data`")
-    found = read_accuracy(Path(given["settings"]) if given["settings"] else None)
-    found = found.model_copy(update={"rows": given["rows"]} if given["rows"] else {})
-    names = given["models"]
+    others = ("figures", "model", "requests", "seeds", "seconds", "part")
+    _refuse(config, others, "accuracy has `models`, `rows` and `data`")
+    found = read_accuracy(Path(config.settings) if config.settings else None)
+    found = found.model_copy(update={"rows": config.rows} if config.rows else {})
+    names = config.models
     models = [name.strip() for name in names.split(",")] if names else found.models
-    folder = given["output"]
     plan = AccuracyRun(
-        found, models, given["device"], folder, given["data"], given["texts"], given["commit"]
+        found, models, config.device, output, config.data, config.texts, config.commit
     )
-    if dry_run:
-        return _print_accuracy(plan)
+    if config.dry_run:
+        return _print_estimates("model", plan.estimates(), _DRY)
     plan.run()
-    write_accuracy(found, folder, given["scores"])
-    click.echo((folder / "README.md").read_text(encoding="utf-8"), file=sys.stdout)
-    click.echo(folder / "README.md")
+    write_accuracy(found, output, config.scores)
+    click.echo((output / "README.md").read_text(encoding="utf-8"), file=sys.stdout)
+    click.echo(output / "README.md")
     return 0
 
 
-def _print_accuracy(plan: "AccuracyRun") -> int:
-    from picbench.papers.data import START
-
-    rows = [
-        (one.model, f"{one.left} of {one.total} rows", one.tokens, one.seconds)
-        for one in plan.estimates(START[plan.device])
-    ]
-    _print_table("model", rows, _DRY)
-    return 0
-
-
-def _print_estimates(plan: "Reproduction", heading: str) -> int:
-    from picbench.papers.reproduce import estimate
-
-    rows = [
-        (one.experiment, f"{one.left} of {one.total} {one.what}", one.tokens, one.seconds)
-        for one in estimate(plan)
-    ]
-    _print_table("experiment", rows, heading)
-    return 0
-
-
-def _print_table(first: str, rows: Sequence[tuple[str, str, int, float]], heading: str) -> None:
-    """What is left: name, units, prompt tokens, seconds."""
-    from rich.table import Table
-
+def _print_estimates(first: str, estimates: Iterable["Estimate"], heading: str) -> int:
+    """Print what is left of experiments, or of models, as `first` says."""
     from picbench.run.progress import minutes
     from picbench.run.result import print_all
+    from picbench.tables.table import Column, Shown, Table, Value
 
-    table = Table()
-    table.add_column(first)
-    for column in ("left", "prompt tokens", "time left\nmin:s"):
-        table.add_column(column, justify="right")
-    for name, left, tokens, seconds in rows:
-        table.add_row(name, left, f"{tokens:,}", minutes(seconds))
+    found = list(estimates)
+    columns = [Column(name) for name in (first, "left", "prompt tokens", "time left\nmin:s")]
+    rows: list[list[Value]] = [
+        [one.name, f"{one.left} of {one.total} {one.what}", one.tokens, Shown(minutes(one.seconds))]
+        for one in found
+    ]
     print_all(
         sys.stdout,
         heading,
-        table,
-        f"in all about {minutes(sum(row[3] for row in rows))}, on two idle cores of an AMD "
+        Table("", columns, rows),
+        f"in all about {minutes(sum(one.seconds for one in found))}, on two idle cores of an AMD "
         "EPYC or an H200; starts of engines included",
     )
+    return 0
 
 
 def _reproduce(services: "Services | None", plan: "Reproduction") -> int:
     from picbench.files import locked
     from picbench.papers.page import write_page
+    from picbench.papers.reproduce import estimate
     from picbench.run.progress import open_progress
     from picbench.run.session import Services
 
@@ -352,6 +264,7 @@ def _reproduce(services: "Services | None", plan: "Reproduction") -> int:
     page = plan.output / "README.md"
     click.echo(page.read_text(encoding="utf-8"), file=sys.stdout)
     if not whole:
-        _print_estimates(plan, "time is over; the same command continues with what is left here")
+        heading = "time is over; the same command continues with what is left here"
+        _print_estimates("experiment", estimate(plan), heading)
     click.echo(page)
     return 0

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -13,6 +13,7 @@ from picbench.compare.intervals import ratio_interval
 from picbench.errors import ConfigError
 from picbench.experiments import serve_arms
 from picbench.experiments.arm_scores import (
+    FULL,
     Case,
     RowInterval,
     ScoredPart,
@@ -23,18 +24,20 @@ from picbench.experiments.arm_scores import (
 from picbench.figures.canvas import Panel
 from picbench.figures.panels import Spot, draw_dots
 from picbench.files import write_whole
-from picbench.papers.data import mean_value, report_table
+from picbench.papers.data import START, Columns, columns_table, mean_value, report_table
 from picbench.papers.judge import (
     BASE,
     CONFIDENCE,
     RESAMPLES,
+    TESTBED,
     ClaimVerdict,
     Evidence,
+    ends,
     judge_all,
     write_verdicts,
 )
 from picbench.papers.page import PAGE, claims_section, places_table
-from picbench.papers.reproduce import SCORES
+from picbench.papers.reproduce import SCORES, Estimate
 from picbench.papers.settings import (
     FILES,
     Claim,
@@ -44,7 +47,7 @@ from picbench.papers.settings import (
     arm_names,
     read_yaml,
 )
-from picbench.tables.table import Table, Value
+from picbench.tables.table import NOTHING, Table, Value
 from picbench.tables.table import table as markdown_table
 from picbench.workloads import datasets, models
 from picbench.workloads.models import engine_packages
@@ -124,9 +127,6 @@ def read_accuracy(path: Path | None = None) -> AccuracySettings:
     return found
 
 
-_FULL = "full"
-
-
 @dataclass(frozen=True, slots=True)
 class ArmGap:
     """An arm against full recompute on the same rows; `kept` is None where that scores nothing."""
@@ -136,10 +136,22 @@ class ArmGap:
     kept: RowInterval | None
     linked: float
 
+    @classmethod
+    def of(cls, part: ScoredPart, arm: str) -> Self:
+        """An arm that was scored on two rows or more."""
+        rows, full = part.arms[arm], part.arms[FULL].score
+        found = ratio_interval(rows.score, full, CONFIDENCE, RESAMPLES) if any(full) else None
+        score, linked = fmean(rows.score), sum(rows.linked) / sum(part.chunk)
+        kept = RowInterval(score / fmean(full), found.low, found.high) if found else None
+        return cls(score, difference_of(rows.score, full), kept, linked)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelScores:
-    """A model's parts by data set, where they are, and what its arms come to on each."""
+    """A model's parts by data set, where they are, and what its arms come to on each.
+
+    `gaps` are by data set and arm, where an arm has two rows.
+    """
 
     model: str
     parts: Mapping[str, ScoredPart]
@@ -163,33 +175,15 @@ class ModelScores:
             for dataset, part in self.parts.items()
         )
 
-    def gap(self, dataset: str, arm: str) -> ArmGap | None:
-        """An arm on a data set; None where it has not two rows."""
-        return self.gaps.get((dataset, arm))
 
-
-def _gaps(parts: Mapping[str, ScoredPart], arms: Sequence[str]) -> dict[tuple[str, str], ArmGap]:
-    return {
-        (dataset, arm): _gap(part, arm)
-        for dataset, part in parts.items()
+def _with_gaps(one: ModelScores, arms: Sequence[str]) -> ModelScores:
+    gaps = {
+        (dataset, arm): ArmGap.of(part, arm)
+        for dataset, part in one.parts.items()
         for arm in arms
         if arm in part.arms and part.rows > 1
     }
-
-
-def _gap(part: ScoredPart, arm: str) -> ArmGap:
-    rows, full = part.arms[arm], part.arms[_FULL].score
-    return ArmGap(
-        fmean(rows.score),
-        difference_of(rows.score, full),
-        _kept(rows.score, full),
-        sum(rows.linked) / sum(part.chunk),
-    )
-
-
-def _kept(scores: Sequence[float], full: Sequence[float]) -> RowInterval | None:
-    found = ratio_interval(scores, full, CONFIDENCE, RESAMPLES) if any(full) else None
-    return RowInterval(fmean(scores) / fmean(full), found.low, found.high) if found else None
+    return replace(one, gaps=gaps)
 
 
 def write_accuracy(
@@ -200,19 +194,16 @@ def write_accuracy(
     `scores` is a folder with the testbed's, which are shown beside those of other models.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = [
-        replace(one, gaps=_gaps(one.parts, settings.arms))
-        for one in read_models(settings, folder, scores)
-    ]
+    read = read_models(settings, folder, scores)
+    found = [_with_gaps(one, settings.arms) for one in read]
     verdicts = [verdict for one in found for verdict in judge_model(settings, one)]
     write_verdicts(verdicts, folder)
-    places_table(verdicts).write(folder)
-    _scores_table(settings, found).write(folder)
+    gaps = gap_table(settings, found)
+    for table in (places_table(verdicts), _scores_table(found), gaps):
+        table.write(folder)
     lines = [*_head(found), *claims_section(verdicts)]
     for one in found:
         lines += _model_section(settings, one, folder)
-    gaps = gap_table(settings, found)
-    gaps.write(folder)
     lines += ["## Published gaps", "", *_ABOUT_GAPS, gaps.section(), *_AGAIN]
     write_whole(folder / PAGE, "\n".join(lines).encode())
     return verdicts
@@ -239,84 +230,75 @@ def read_models(settings: AccuracySettings, folder: Path, scores: Path | None) -
 def judge_model(settings: AccuracySettings, one: ModelScores) -> list[ClaimVerdict]:
     """A verdict for each claim about a model."""
     parts = {part.case: part for part in one.parts.values()}
-    claims = [of_model(claim, one.model) for claim in settings.claims]
+    claims = []
+    for claim in settings.claims:
+        assert isinstance(claim.judge, ScoreQuantity)
+        arms = [f"{one.model}/{arm}" for arm in claim.judge.arms]
+        judge = claim.judge.model_copy(update={"arms": arms})
+        named = {"claim": f"{one.model}: {claim.claim}", "judge": judge}
+        claims.append(claim.model_copy(update=named))
     return judge_all(claims, Evidence({}, parts, one.folder))
 
 
-def of_model(claim: Claim, model: str) -> Claim:
-    """The claim about a model's scores."""
-    assert isinstance(claim.judge, ScoreQuantity)
-    judge = claim.judge.model_copy(update={"arms": [f"{model}/{arm}" for arm in claim.judge.arms]})
-    return claim.model_copy(update={"claim": f"{model}: {claim.claim}", "judge": judge})
-
-
 def _head(found: Sequence[ModelScores]) -> Iterator[str]:
-    yield "# Accuracy of trained models"
-    yield ""
+    yield from ("# Accuracy of trained models", "")
     trained = [one.model for one in found if one.model.partition(":")[0] != BASE]
     if trained:
         yield f"Measured: {', '.join(trained)}."
     elif not found:
         yield f"Nothing has been measured yet: `picbench reproduce {NAME} --models ID,ID`."
     else:
-        yield (
+        yield from (
             "**No trained model from elsewhere has been measured here.** What follows is the "
             "testbed's, on synthetic rows; it shows what the command makes, and nothing about "
-            "other models. Whoever has weights runs:"
+            "other models. Whoever has weights runs:",
+            "",
+            f"    picbench reproduce {NAME} --models ID,ID --device cuda --dry-run",
+            f"    picbench reproduce {NAME} --models ID,ID --device cuda",
         )
-        yield ""
-        yield f"    picbench reproduce {NAME} --models ID,ID --device cuda --dry-run"
-        yield f"    picbench reproduce {NAME} --models ID,ID --device cuda"
     yield ""
 
 
 def _model_section(settings: AccuracySettings, one: ModelScores, folder: Path) -> Iterator[str]:
-    yield f"## {one.model}"
-    yield ""
-    yield f"{one.conditions} Rows: {one.rows}."
-    yield ""
+    yield from (f"## {one.model}", "", f"{one.conditions} Rows: {one.rows}.", "")
     name = f"kept-{file_name(one.model)}"
     if _draw(settings, one, folder / name):
-        yield f"![what arms keep of full recompute's score, {one.model}]({name}.svg)"
-        yield ""
+        yield from (f"![what arms keep of full recompute's score, {one.model}]({name}.svg)", "")
     yield "Mean score, and its difference to full recompute with a 95 % interval (paired by row):"
     yield ""
-    head = ("arm", *one.parts)
     rows = [
-        (f"`{arm}`", *(_cell(one.gap(dataset, arm), arm) for dataset in one.parts))
+        (f"`{arm}`", *(_cell(one.gaps.get((dataset, arm)), arm) for dataset in one.parts))
         for arm in settings.arms
         if any(arm in part.arms for part in one.parts.values())
     ]
-    yield markdown_table(head, rows)
-    yield ""
+    yield from (markdown_table(("arm", *one.parts), rows), "")
 
 
 def _cell(found: ArmGap | None, arm: str) -> str:
     if found is None:
-        return "-"
-    return f"{found.score:.3f}" if arm == _FULL else f"{found.score:.3f}; {found.difference.signed}"
+        return NOTHING
+    return f"{found.score:.3f}" if arm == FULL else f"{found.score:.3f}; {found.difference.signed}"
 
 
 def _draw(settings: AccuracySettings, one: ModelScores, base: Path) -> bool:
     """What arms keep, with published values of the same data set hollow; whether there is any."""
-    ours = {
-        f"{dataset}{'' if 'rows' in part.facts else '-like'}": {
-            arm: Spot(100 * kept.value, 0, 100 * kept.low, 100 * kept.high)
-            for arm in settings.drawn
-            if (found := one.gap(dataset, arm)) and (kept := found.kept)
-        }
-        for dataset, part in one.parts.items()
-    }
-    ours = {name: spots for name, spots in ours.items() if spots}
+    ours: dict[str, dict[str, Spot]] = {}
+    for dataset, part in one.parts.items():
+        for arm in settings.drawn:
+            if (gap := one.gaps.get((dataset, arm))) and (kept := gap.kept):
+                spot = Spot(100 * kept.value, 0, 100 * kept.low, 100 * kept.high)
+                name = f"{dataset}{'' if 'rows' in part.facts else '-like'}"
+                ours.setdefault(name, {})[arm] = spot
     if not ours:
         return False
     printed: dict[str, dict[str, Spot]] = {}
-    for gap in settings.gaps:
-        for name in (gap.dataset, f"{gap.dataset}-like"):
-            printed.setdefault(name, {}).update(_kept_spots(gap))
-    counts = sorted({part.rows for part in one.parts.values()})
-    rows = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
-    weights = "testbed weights, synthetic rows" if one.model == BASE else one.model
+    for published in settings.gaps:
+        ranges = {arm: published.kept(arm) for arm in published.arms}
+        spots = {arm: Spot((low + high) / 2, 0, low, high) for arm, (low, high) in ranges.items()}
+        for name in (published.dataset, f"{published.dataset}-like"):
+            printed.setdefault(name, {}).update(spots)
+    rows = ends(part.rows for part in one.parts.values())
+    weights = f"{TESTBED}, synthetic rows" if one.model == BASE else one.model
     sources = ", ".join(dict.fromkeys(gap.source for gap in settings.gaps if gap.dataset))
     note = (
         f"Scores: {weights}, n={rows}; {one.conditions} Bars: 95 %. Hollow: other models and "
@@ -326,30 +308,24 @@ def _draw(settings: AccuracySettings, one: ModelScores, base: Path) -> bool:
     return True
 
 
-def _kept_spots(gap: PublishedGap) -> dict[str, Spot]:
-    found = {arm: gap.kept(arm) for arm in gap.arms}
-    return {arm: Spot((low + high) / 2, 0, low, high) for arm, (low, high) in found.items()}
-
-
-def _scores_table(settings: AccuracySettings, found: Sequence[ModelScores]) -> Table:
+def _scores_table(found: Sequence[ModelScores]) -> Table:
     """Everything in one table, for programs."""
-    rows = [
-        [one.model, dataset, arm, part.rows, *_numbers(gap)]
-        for one in found
-        for dataset, part in one.parts.items()
-        for arm in settings.arms
-        if (gap := one.gap(dataset, arm)) is not None
-    ]
-    less, kept = ("less full", "low", "high"), ("kept", "kept low", "kept high")
-    head = ("model", "data set", "arm", "rows", "score", *less, *kept, "linked")
-    return report_table("arms", "Every arm on every data set", head, rows)
-
-
-def _numbers(gap: ArmGap) -> Iterator[Value]:
-    less, kept = gap.difference, gap.kept
-    yield from (gap.score, less.value, less.low, less.high)
-    yield from (kept.value, kept.low, kept.high) if kept else (None, None, None)
-    yield gap.linked
+    columns: Columns = {
+        "model": lambda one, *_: one.model,
+        "data set": lambda _, dataset, *__: dataset,
+        "arm": lambda _, __, arm, ___: arm,
+        "rows": lambda one, dataset, *_: one.parts[dataset].rows,
+        "score": lambda *key: key[-1].score,
+        "less full": lambda *key: key[-1].difference.value,
+        "low": lambda *key: key[-1].difference.low,
+        "high": lambda *key: key[-1].difference.high,
+        "kept": lambda *key: key[-1].kept and key[-1].kept.value,
+        "kept low": lambda *key: key[-1].kept and key[-1].kept.low,
+        "kept high": lambda *key: key[-1].kept and key[-1].kept.high,
+        "linked": lambda *key: key[-1].linked,
+    }
+    keys = [(one, *key, gap) for one in found for key, gap in one.gaps.items()]
+    return columns_table("arms", "Every arm on every data set", columns, keys)
 
 
 _ABOUT_GAPS = (
@@ -376,31 +352,25 @@ def gap_table(settings: AccuracySettings, found: Sequence[ModelScores]) -> Table
     rows: list[list[Value]] = []
     for gap in settings.gaps:
         for arm in gap.arms:
-            theirs: list[Value] = [gap.source, gap.model, gap.rows, arm, _range(gap.gap(arm))]
+            low, high = (f"{end:+.1f}" for end in gap.gap(arm))
+            printed = low if low == high else f"{low} to {high}"
             # Others were tuned, as those models here are not.
-            ours = list(_our_gaps(gap.dataset, arm, found)) if arm in settings.arms else []
-            rows += [theirs + cells for cells in ours or [[None, None, None]]]
+            known = [(one.model, one.gaps.get((gap.dataset, arm))) for one in found]
+            ours: list[list[Value]] = [
+                [model, mean_value(100 * less.value, None, 1), _interval(less)]
+                for model, own in known
+                if own is not None and (less := own.difference)
+            ]
+            theirs: list[Value] = [gap.source, gap.model, gap.rows, arm, printed]
+            rows += [theirs + values for values in ours or [[None, None, None]]]
     head = ("source", "model", "rows", "arm", "gap", "our model", "our gap", "95 %")
     return report_table("published-gaps", "Arms less full recompute", head, rows)
-
-
-def _our_gaps(dataset: str, arm: str, found: Sequence[ModelScores]) -> Iterator[list[Value]]:
-    for one in found:
-        if dataset and (gap := one.gap(dataset, arm)) is not None:
-            less = gap.difference
-            yield [one.model, mean_value(100 * less.value, None, 1), _interval(less)]
-
-
-def _range(ends: tuple[float, float]) -> str:
-    low, high = (f"{end:+.1f}" for end in ends)
-    return low if low == high else f"{low} to {high}"
 
 
 def _interval(found: RowInterval) -> str:
     return f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
 
 
-_CONFIG = "config.json"
 _ELSEWHERE = "`models` takes OWNER/NAME on the hub, a folder with its files, or testbed"
 
 
@@ -418,7 +388,7 @@ class NamedModel:
     @property
     def trained_here(self) -> bool:
         """Whether it is a testbed, whose rows are the bundled ones."""
-        return self.name.partition(":")[0] == "testbed"
+        return self.name.partition(":")[0] == BASE
 
 
 def name_of(spec: str) -> str:
@@ -438,71 +408,48 @@ def find_model(spec: str) -> NamedModel:
     Raises ConfigError, which says what to do, where they cannot.
     """
     found = models.resolve(spec)
-    positions = found.context
-    if isinstance(found.path, str):
-        _check_hub(found.path)
-        positions = _positions(found.path)
-    return NamedModel(name_of(spec), spec, positions)
-
-
-def _positions(repository: str) -> int | None:
+    if isinstance(found.path, Path):
+        return NamedModel(name_of(spec), spec, found.context)
+    _check_hub(found.path)
     with engine_packages():
         from transformers import AutoConfig
     try:
-        config = AutoConfig.from_pretrained(repository)
+        config = AutoConfig.from_pretrained(found.path)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"`models` {repository}: {reason}", hint=_ELSEWHERE) from error
-    return getattr(config, "max_position_embeddings", None)
+        raise ConfigError(f"`models` {found.path}: {reason}", hint=_ELSEWHERE) from error
+    return NamedModel(name_of(spec), spec, getattr(config, "max_position_embeddings", None))
 
 
 def _check_hub(repository: str) -> None:
     """One request where the libraries that load files would try again for half a minute."""
-    from huggingface_hub import (
-        get_hf_file_metadata,
-        hf_hub_url,
-        is_offline_mode,
-        try_to_load_from_cache,
-    )
+    import huggingface_hub as hub
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-    if isinstance(try_to_load_from_cache(repository, _CONFIG), str):
+    def absent(why: str) -> ConfigError:
+        where = "not in the hub's cache on this machine"
+        return ConfigError(f"`models` {repository}: {where}, and {why}", hint=_ELSEWHERE)
+
+    file = "config.json"
+    if isinstance(hub.try_to_load_from_cache(repository, file), str):
         return
-    if is_offline_mode():
-        raise _absent(repository, "HF_HUB_OFFLINE forbids to fetch it")
+    if hub.is_offline_mode():
+        raise absent("HF_HUB_OFFLINE forbids to fetch it")
     try:
-        get_hf_file_metadata(hf_hub_url(repository, _CONFIG))
+        hub.get_hf_file_metadata(hub.hf_hub_url(repository, file))
     except GatedRepoError as error:
         raise ConfigError(
             f"`models` {repository}: the hub asks for a token of a user who accepted its terms",
             hint="accept them on the model's page, then HF_TOKEN=... or hf auth login",
         ) from error
     except RepositoryNotFoundError as error:
-        raise _absent(repository, "the hub has no such model, or shows it to others") from error
+        raise absent("the hub has no such model, or shows it to others") from error
     # Also errors of the HTTP library under huggingface_hub, which differs between releases.
     except Exception as error:
-        raise _absent(repository, "the hub cannot be reached") from error
-
-
-def _absent(repository: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"`models` {repository}: not in the hub's cache on this machine, and {why}",
-        hint=_ELSEWHERE,
-    )
+        raise absent("the hub cannot be reached") from error
 
 
 _NEEDLE = "needle"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEstimate:
-    """Rows of a model that are left of all that there are, prompt tokens, seconds."""
-
-    model: str
-    left: int
-    total: int
-    tokens: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,9 +468,9 @@ class AccuracyRun:
     texts: str | None = None
     commit: str | None = None
 
-    def estimates(self, start: float) -> list[ModelEstimate]:
-        """What is left, by model; an engine starts in `start` seconds. Needs no model's files."""
-        return [self._estimate(NamedModel(name_of(spec), spec), start) for spec in self.models]
+    def estimates(self) -> list[Estimate]:
+        """What is left, by model, with the start of an engine for each. Needs no model's files."""
+        return [self._estimate(NamedModel(name_of(spec), spec)) for spec in self.models]
 
     def run(self) -> None:
         """Measure what is missing. All models are found before anything is measured.
@@ -571,7 +518,7 @@ class AccuracyRun:
         wanted = dict.fromkeys(self.settings.datasets, data)
         return wanted | ({_NEEDLE: needle} if _NEEDLE in wanted else {})
 
-    def _estimate(self, model: NamedModel, start: float) -> ModelEstimate:
+    def _estimate(self, model: NamedModel) -> Estimate:
         speed = self.settings.speeds[self.device]
         arms, rows = len(self.settings.arms), self.settings.rows
         left, tokens, seconds = 0, 0, 0.0
@@ -582,8 +529,9 @@ class AccuracyRun:
             left += missing
             tokens += prompt
             seconds += prompt / speed.prompt + reply / speed.reply
+        seconds += START[self.device] if left else 0
         total = rows * len(self.settings.datasets)
-        return ModelEstimate(model.name, left, total, tokens, seconds + (start if left else 0))
+        return Estimate(model.name, "rows", left, total, tokens, seconds)
 
     def _tokens(self, dataset: str, data: str) -> int:
         """About how many tokens a prompt has."""

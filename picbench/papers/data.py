@@ -1,23 +1,19 @@
-"""A table that is written as Markdown, CSV and JSON."""
+"""Compact data of experiments: points, arms and metrics, and how tables show them."""
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from picbench.errors import ConfigError, DataError
 from picbench.files import write_json
 from picbench.papers.settings import Point
 from picbench.tables.table import Column, Shown, Table, Value
-
-if TYPE_CHECKING:
-    pass
-
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 
@@ -45,6 +41,22 @@ def _shown(value: Value) -> Value:
     if isinstance(value, float):
         return Shown(f"{value:,.0f}" if value.is_integer() else f"{value:,.2f}", value)
     return Shown(str(value), value) if isinstance(value, int) else value
+
+
+#: The columns of a table: what makes the value of a row, by heading.
+Columns = Mapping[str, Callable[..., Value]]
+
+
+def columns_table(
+    name: str,
+    title: str,
+    columns: Columns,
+    keys: Iterable[Sequence[Any]],
+    notes: Sequence[str] = (),
+) -> Table:
+    """A table with a row for each of `keys`, which are what the columns' functions are given."""
+    rows = [[value(*key) for value in columns.values()] for key in keys]
+    return report_table(name, title, tuple(columns), rows, notes)
 
 
 #: Prompt tokens a second: of requests that run together, and of one at a time. CPU: two cores of an
@@ -81,13 +93,16 @@ def expected_arm(arm: str, facts: TrafficFacts, device: str) -> float:
 
 SCHEMA = 1
 
+#: A number as files have it.
+Number = int | float | None
+
 
 @dataclass(frozen=True, slots=True)
 class OccupancySeries:
     """Blocks that running requests held, in percent of the pool, over seconds."""
 
-    time: list[float]
-    share: list[float]
+    time: Sequence[int | float]
+    share: Sequence[int | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +112,8 @@ class PointArm:
     `at_peak` are the blocks that were held when most were, by kind; empty without a ledger.
     """
 
-    metrics: Mapping[str, float | None]
-    at_peak: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Number]
+    at_peak: Mapping[str, int | float] = field(default_factory=dict)
     series: OccupancySeries | None = None
 
 
@@ -108,19 +123,23 @@ class PointData:
 
     label: str
     seed: int
-    facts: Mapping[str, float | None]
+    facts: Mapping[str, Number]
     arms: Mapping[str, PointArm]
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentData:
-    """All points of an experiment on a device. `conditions` say what ran where."""
+    """All points of an experiment on a device.
+
+    `conditions` say what ran where: a ``caption`` for tables, and a few words each about ``model``,
+    ``hardware`` and ``commit`` for figures.
+    """
 
     paper: str
     experiment: str
     device: str
     varies: str
-    conditions: Mapping[str, Any]
+    conditions: Mapping[str, str]
     points: Sequence[PointData]
 
     @property
@@ -179,68 +198,31 @@ class ExperimentData:
     @property
     def repeats(self) -> str:
         """What `seed` counts: seeds, or rows of a data set."""
-        return str(self.conditions.get("repeats", "seeds"))
-
-    @property
-    def caption(self) -> str:
-        """What ran where, in a sentence."""
-        return str(self.conditions["caption"])
-
-    @property
-    def weights(self) -> str:
-        """A few words about the model for figures: which, and what its weights are."""
-        return str(self.conditions["model"])
-
-    @property
-    def hardware(self) -> str:
-        """A few words about the machine."""
-        return str(self.conditions["hardware"])
+        return self.conditions.get("repeats", "seeds")
 
     def write(self, folder: Path) -> None:
-        """Write ``DEVICE-EXPERIMENT.json``, a line of JSON a point."""
+        """Write ``DEVICE-EXPERIMENT.json``."""
         folder.mkdir(parents=True, exist_ok=True)
-        head = {
-            "schema": SCHEMA,
-            "paper": self.paper,
-            "experiment": self.experiment,
-            "device": self.device,
-            "varies": self.varies,
-            "conditions": dict(self.conditions),
-        }
-        rows = [asdict(point) for point in self.points]
-        write_json(folder / f"{self.name}.json", head | {"points": rows}, indent=None)
+        write_json(folder / f"{self.name}.json", {"schema": SCHEMA} | asdict(self), indent=None)
 
     @classmethod
-    def read(cls, path: Path) -> "ExperimentData":
+    def read(cls, path: Path) -> Self:
         """Read a file that `write` wrote. Raises DataError for another one."""
         try:
             found = json.loads(path.read_bytes())
             if found["schema"] != SCHEMA:
                 raise DataError(f"{path}: schema {found['schema']}, not {SCHEMA}")
-            points = [read_point(row) for row in found["points"]]
-            return cls(
-                found["paper"],
-                found["experiment"],
-                found["device"],
-                found["varies"],
-                found["conditions"],
-                points,
-            )
+            return TypeAdapter(cls).validate_python(found)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: not an experiment's data: {error!r}") from error
 
 
-def read_point(row: Mapping[str, Any]) -> PointData:
-    """A point from what `asdict` made of it."""
-    arms = {
-        name: PointArm(
-            arm["metrics"],
-            arm["at_peak"],
-            OccupancySeries(**arm["series"]) if arm["series"] else None,
-        )
-        for name, arm in row["arms"].items()
-    }
-    return PointData(row["label"], row["seed"], row["facts"], arms)
+def conditions(
+    caption: str, model: str, hardware: str, commit: str, **more: str
+) -> Mapping[str, str]:
+    """The conditions of an experiment; those that count rows have `repeats` beside."""
+    about = {"caption": caption, "model": model, "hardware": hardware, "commit": commit[:7]}
+    return about | more
 
 
 def read_all(folder: Path) -> list[ExperimentData]:
@@ -288,55 +270,37 @@ def quartiles(values: Iterable[float]) -> tuple[float, float, float]:
     return float(low), float(middle), float(high)
 
 
-def short(values: Iterable[float], digits: int) -> Iterator[float]:
-    """Rounded, for files."""
-    return (round(float(value), digits) for value in values)
-
-
 @dataclass(frozen=True, slots=True)
 class StoredPoint:
     """A point, what says that it is the wanted one, and what ran where."""
 
     identity: Mapping[str, Any]
-    conditions: Mapping[str, Any]
+    conditions: Mapping[str, str]
     point: PointData
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file that a PointStore wrote. Raises DataError for another one."""
-        try:
-            found = loads(path.read_bytes())
-            return cls(found["identity"], found["conditions"], read_point(found["point"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path}: not a measured point: {error!r}") from error
+    def find(cls, path: Path, identity: Mapping[str, Any] | None = None) -> Self | None:
+        """The point in a file; None where there is none.
 
-
-@dataclass(frozen=True, slots=True)
-class PointStore:
-    """The points below a folder, by name."""
-
-    folder: Path
-
-    def has(self, name: str) -> bool:
-        """Whether there is a point of that name, with whatever settings."""
-        return self._path(name).exists()
-
-    def find(self, name: str, identity: Mapping[str, Any]) -> StoredPoint | None:
-        """The point; None where there is none. ConfigError for one with other settings."""
-        if not self.has(name):
+        Raises ConfigError for one with another `identity`, DataError for another file.
+        """
+        if not path.exists():
             return None
-        found = StoredPoint.read(self._path(name))
-        if dict(found.identity) != dict(identity):
-            raise ConfigError(
-                f"{self._path(name)}: a run with other settings",
-                hint="remove it, or name another folder with `output`",
-            )
+        try:
+            found = TypeAdapter(cls).validate_json(path.read_bytes())
+        except ValueError as error:
+            raise DataError(f"{path}: not a measured point: {error!r}") from error
+        if identity is not None and dict(found.identity) != dict(identity):
+            raise other_settings(path, "a run with")
         return found
 
-    def keep(self, name: str, found: StoredPoint) -> None:
-        """Write a point."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._path(name), asdict(found), indent=None)
+    def write(self, path: Path) -> None:
+        """Write a file that `find` reads."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, asdict(self), indent=None)
 
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.json"
+
+def other_settings(path: Path, what: str) -> ConfigError:
+    """The error for what was measured, in `path`, with settings that are not wanted now."""
+    hint = "remove it, or name another folder with `output`"
+    return ConfigError(f"{path}: {what} other settings", hint=hint)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean, mode, stdev
 
@@ -17,7 +18,7 @@ from picbench.figures.panels import (
     percent_floor,
 )
 from picbench.papers.data import ExperimentData, quartiles
-from picbench.papers.judge import Evidence
+from picbench.papers.judge import TESTBED, Evidence, ends
 from picbench.papers.settings import Drawing, Published
 
 #: Arms of score panels that are joined by a line, as they differ in one number.
@@ -33,20 +34,15 @@ def draw(
     """Draw a panel for each device that has the data; the names of files without their suffix."""
     if drawing.kind == "kept":
         return _draw_kept(drawing, evidence, folder)
-    if drawing.kind == "scores":
-        return [
-            name
-            for data in evidence.experiment(drawing.metric)
-            for name in _draw_scores(drawing, evidence, data, published, folder)
-        ]
+    scores = drawing.kind == "scores"
     made = []
-    for whole in evidence.experiment(experiment):
-        data = whole.at(drawing.points or whole.labels)
-        if not data.points:
-            continue
-        name = f"{drawing.name}-{data.device}"
-        _KINDS[drawing.kind](drawing, data, published, folder / name)
-        made.append(name)
+    for whole in evidence.experiment(drawing.metric if scores else experiment):
+        name = f"{drawing.name}-{whole.device}"
+        if scores:
+            drawn = _draw_scores(drawing, evidence, whole, published, folder / name)
+        elif drawn := bool((data := whole.at(drawing.points or whole.labels)).points):
+            _KINDS[drawing.kind](drawing, data, published, folder / name)
+        made += [name] if drawn else []
     return made
 
 
@@ -72,8 +68,8 @@ def _fewer(data: ExperimentData) -> Iterator[str]:
 
 def _origin(data: ExperimentData) -> str:
     """Where points come from; hardware first, since names of models begin with small letters."""
-    commit = data.conditions["commit"]
-    return f"{data.hardware}, commit {commit}; {data.weights}, {_inputs(data)}."
+    about = data.conditions
+    return f"{about['hardware']}, commit {about['commit']}; {about['model']}, {_inputs(data)}."
 
 
 def _inputs(data: ExperimentData) -> str:
@@ -132,22 +128,16 @@ def _thousands(label: str) -> str:
 
 
 def _draw_dots(drawing: Drawing, data: ExperimentData, published: Published, base: Path) -> None:
-    def ours(label: str, arm: str) -> Spot | None:
-        found = _spot(data, label, arm, drawing.metric, 0)
-        return found and Spot(found.y, 0, found.low, found.high)
-
-    def theirs(label: str, arm: str) -> Spot | None:
-        found = published.result(label, drawing.printed, arm)
-        return found and Spot(found[0], 0, found[0] - found[1], found[0] + found[1])
-
-    def rows(value: Callable[[str, str], Spot | None]) -> dict[str, dict[str, Spot]]:
-        return {
-            f"{label}-like": {arm: spot for arm in data.arms if (spot := value(label, arm))}
-            for label in data.labels
-        }
-
+    ours: dict[str, dict[str, Spot]] = {f"{label}-like": {} for label in data.labels}
+    theirs: dict[str, dict[str, Spot]] = {name: {} for name in ours}
+    for label, arm in product(data.labels, data.arms):
+        if (found := _spot(data, label, arm, drawing.metric, 0)) is not None:
+            ours[f"{label}-like"][arm] = Spot(found.y, 0, found.low, found.high)
+        if (printed := published.result(label, drawing.printed, arm)) is not None:
+            mean, sd = printed
+            theirs[f"{label}-like"][arm] = Spot(mean, 0, mean - sd, mean + sd)
     note = f"{_note(data)} Hollow: printed, {published.label}."
-    draw_dots(Panel(drawing.label, "", note, log_x=drawing.log), rows(ours), rows(theirs), base)
+    draw_dots(Panel(drawing.label, "", note, log_x=drawing.log), ours, theirs, base)
 
 
 def _draw_bars(drawing: Drawing, data: ExperimentData, _: Published, base: Path) -> None:
@@ -198,19 +188,15 @@ def _percent(found: RowInterval, x: float, name: str = "") -> Spot:
 
 def _score_note(evidence: Evidence, datasets: Sequence[str]) -> str:
     facts = [part.facts for name in datasets if (part := evidence.part("full", name))]
-    rows = sorted({len(evidence.rows("full", name) or ()) for name in datasets})
-    counts = " to ".join(str(n) for n in dict.fromkeys((rows[0], rows[-1])))
+    counts = ends(len(evidence.rows("full", name) or ()) for name in datasets)
     where = f"{facts[0]['gpu']}, {facts[0]['dtype']}, commit {facts[0]['commit'][:7]}"
-    return f"Scores: testbed weights, synthetic rows, n={counts}; {where}; vertical bars: 95 %."
+    return f"Scores: {TESTBED}, synthetic rows, n={counts}; {where}; vertical bars: 95 %."
 
 
 def _draw_scores(
-    drawing: Drawing,
-    evidence: Evidence,
-    data: ExperimentData,
-    published: Published,
-    folder: Path,
-) -> list[str]:
+    drawing: Drawing, evidence: Evidence, data: ExperimentData, published: Published, base: Path
+) -> bool:
+    """Draw what families of arms keep against their time; whether there is any."""
     families: dict[str, list[Spot]] = {}
     printed: dict[str, list[Spot]] = {}
     for arm in data.arms:
@@ -218,30 +204,28 @@ def _draw_scores(
         kept = _kept(evidence, arm, drawing.dataset)
         if ttft is not None and kept is not None:
             name, _, option = arm.partition(":")
-            spot = _percent(kept, ttft.y, option)
-            families.setdefault(name, []).append(spot)
+            families.setdefault(name, []).append(_percent(kept, ttft.y, option))
             if theirs := drawing.published.get(arm):
                 low, high = theirs["low"], theirs["high"]
                 printed.setdefault(name, []).append(Spot(ttft.y, (low + high) / 2, low, high))
     if not families:
-        return []
+        return False
     for name in families.keys() & set(_FAMILIES):
         families[name].sort(key=lambda spot: _option(spot.name))
     titles = {name: _title(name, spots) for name, spots in families.items()}
-    times = f"Time: {drawing.at} {_inputs(data)}, {data.hardware}, commit "
-    times += f"{data.conditions['commit']}, median of {data.repeated} repeats."
+    about = data.conditions
+    times = f"Time: {drawing.at} {_inputs(data)}, {about['hardware']}, commit {about['commit']}, "
+    times += f"median of {data.repeated} repeats."
     note = f"{drawing.dataset}-like. {_score_note(evidence, [drawing.dataset])} {times}"
     note += f" {_hollow(drawing, published)}" if printed else ""
-    panel = Panel("time to the first token, ms", drawing.label, note, log_x=True)
-    name = f"{drawing.name}-{data.device}"
     draw_scatter(
-        panel,
+        Panel("time to the first token, ms", drawing.label, note, log_x=True),
         {titles[name]: _last_named(name, spots) for name, spots in families.items()},
         [titles[name] for name in _FAMILIES if name in titles],
-        folder / name,
+        base,
         {titles[name]: spots for name, spots in printed.items()},
     )
-    return [name]
+    return True
 
 
 def _hollow(drawing: Drawing, published: Published) -> str:

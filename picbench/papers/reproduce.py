@@ -1,53 +1,46 @@
 """From a paper's figures to the experiments that they need, and from these to compact data."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from picbench.experiments import serve_arms
 from picbench.experiments.arm_scores import ARMS_OF
-from picbench.experiments.runner import TimeBudget
+from picbench.experiments.runner import TimeBudget, share
 from picbench.files import locked
-from picbench.papers.data import (
-    QUESTION,
-    START,
-    ExperimentData,
-    PointStore,
-    StoredPoint,
-    expected_arm,
-    expected_load,
-)
+from picbench.papers.data import QUESTION, START, StoredPoint, expected_arm, expected_load
 from picbench.papers.latency import LatencyRun, measure_attention, measure_latencies, measure_layers
 from picbench.papers.load import (
+    POINTS,
     Display,
     LoadPlan,
     PlannedRun,
     identity_of,
-    joined_conditions,
-    without_series,
+    joined,
+    write_point,
 )
 from picbench.papers.settings import (
-    AttentionExperiment,
-    AttentionSettings,
     Device,
-    LatencySettings,
     Point,
+    RowExperiment,
+    RowSettings,
     ScoreSettings,
     Settings,
     points,
     read_published,
 )
 from picbench.run.session import Services
-from picbench.run.traffic_file import TrafficWriter, Written
+from picbench.run.traffic_file import TrafficWriter
 from picbench.store.writer import MANIFEST
-from picbench.workloads import models
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
-#: Folders below the output: compact data, scores row by row, and points of loads as they are
-#: measured, which are all that a command needs to go on elsewhere.
-DATA, SCORES, POINTS = "data", "scores", "points"
+T = TypeVar("T")
+
+#: Folders below the output: compact data, and scores row by row.
+DATA, SCORES = "data", "scores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,67 +74,58 @@ class Reproduction:
         return list(dict.fromkeys(wanted))
 
     @property
-    def score_folder(self) -> Path:
+    def scored(self) -> Path:
         """Where scores row by row are, or will be."""
         return self.scores or self.output / SCORES
 
     @property
-    def store(self) -> PointStore:
-        """The points of loads that are measured."""
-        return PointStore(self.output / POINTS)
-
-    @property
-    def is_first_part(self) -> bool:
-        """Whether this is the part that measures what is no load."""
-        return self.part[0] == 1
-
-    @property
     def owned(self) -> frozenset[str]:
         """Names of the points of loads that this part measures, whatever the figures."""
-        every = (point.name for name in self.settings.loads for point in self._points(name))
-        first, parts = self.part
-        return frozenset(list(dict.fromkeys(every))[first - 1 :: parts])
+        every = (point.name for name in self.settings.loads for point in self.points(name))
+        return frozenset(share(list(dict.fromkeys(every)), self.part))
 
-    def _points(self, experiment: str) -> list[Point]:
+    def points(self, experiment: str) -> list[Point]:
+        """The runs of a load."""
         return list(points(self.settings, experiment, self.device))
 
-    def plan_loads(self, services: Services) -> dict[str, list[PlannedRun]]:
+    def plan_loads(self, plan: LoadPlan) -> dict[str, list[PlannedRun]]:
         """All runs of loads; those that are complete or another part's have no job."""
-        plan, owned = self._load_plan(services), self.owned
-        return {
-            experiment: plan.plan(self._points(experiment), owned)
-            for experiment in self.experiments
-            if experiment in self.settings.loads
-        }
+        owned = self.owned
+        loads = [name for name in self.experiments if name in self.settings.loads]
+        return {name: plan.plan(self.points(name), owned) for name in loads}
 
-    def latency(self, experiment: str) -> LatencyRun | None:
-        """The state of a latency experiment; None where it has no sizes for the device."""
-        found: LatencySettings | None = getattr(
-            self.settings.latencies[experiment], self.device, None
-        )
-        if found is None:
-            return None
-        path = self.output / "latencies" / f"{self.device}-{experiment}.json"
-        return LatencyRun(found, self.device, path)
+    def own(self, experiments: Mapping[str, T]) -> dict[str, T]:
+        """Those of experiments other than loads that the figures need, measured by part 1."""
+        wanted = self.experiments if self.part[0] == 1 else []
+        return {name: experiments[name] for name in wanted if name in experiments}
 
     def latencies(self) -> dict[str, LatencyRun]:
-        """The latency experiments that there are on this device."""
-        wanted = [
-            n for n in self.experiments if self.is_first_part and n in self.settings.latencies
-        ]
-        return {name: run for name in wanted if (run := self.latency(name)) is not None}
+        """The state of the latency experiments that there are on this device."""
+        folder = self.output / "latencies"
+        return {
+            name: LatencyRun(sizes, self.device, folder / f"{self.device}-{name}.json")
+            for name, found in self.own(self.settings.latencies).items()
+            if (sizes := found.on(self.device)) is not None
+        }
 
     def score_settings(self) -> ScoreSettings | None:
         """The scores that are to be measured; None if there are none, or they are given."""
-        if (
-            not self.is_first_part
-            or self.scores
-            or "scores" not in self.experiments
-            or self.settings.scores is None
-        ):
+        found = self.settings.scores
+        if self.part[0] != 1 or self.scores or "scores" not in self.experiments or found is None:
             return None
-        found: ScoreSettings | None = getattr(self.settings.scores, self.device)
-        return found
+        return found.on(self.device)
+
+    def missing(self, experiments: Mapping[str, RowExperiment]) -> dict[str, RowExperiment]:
+        """Of attention, or of counts by layer, what is to be made; on the CPU, whatever the device.
+
+        Layers are counted, which needs no device.
+        """
+        folder = self.output / DATA
+        return {
+            name: found
+            for name, found in self.own(experiments).items()
+            if not (folder / f"cpu-{name}.json").exists()
+        }
 
     def run(self, services: Services, display: Display) -> bool:
         """Measure what is missing, as long as there is time, and write compact data.
@@ -151,41 +135,38 @@ class Reproduction:
         something is wrong.
         """
         read_published(self.settings.published)
-        loads, latencies = self.plan_loads(services), self.latencies()
+        logs = self.output / "logs"
+        if self.part[1] > 1:
+            logs /= f"part-{self.part[0]}"
+        plan = LoadPlan(self.output, services, logs, self.commit)
+        loads, latencies = self.plan_loads(plan), self.latencies()
         budget = TimeBudget(self.seconds)
         measure_latencies(latencies, self.device, self.commit, budget)
-        self._keep_latencies(latencies)
+        for name, latency in latencies.items():
+            data = latency.data(self.name, name, self.settings.latencies[name].varies)
+            if data.points:
+                data.write(self.output / DATA)
         self._measure_attention(budget)
-        self._count_layers()
-        plan = self._load_plan(services)
+        for name, found in self.missing(self.settings.layers).items():
+            measure_layers(self.name, name, found, self.commit).write(self.output / DATA)
         try:
             if not budget.stopped:
                 plan.run([run for planned in loads.values() for run in planned], display, budget)
         finally:
             with locked(self.output / DATA):
-                for experiment, planned in loads.items():
-                    self._keep_loads(experiment, planned, plan)
+                for name, planned in loads.items():
+                    kept = [stored for run in planned if (stored := plan.stored(run)) is not None]
+                    if kept:
+                        varies = self.settings.loads[name].varies
+                        data = joined(self.name, name, self.device, varies, kept)
+                        data.write(self.output / DATA)
         if not budget.stopped and (wanted := self.score_settings()) is not None:
             self._measure_scores(wanted)
         return not budget.stopped
 
-    @property
-    def missing_attention(self) -> dict[str, AttentionExperiment]:
-        """Attention that is to be measured, on the CPU whatever the device."""
-        folder = self.output / DATA
-        return {
-            name: found
-            for name, found in self.settings.attentions.items()
-            if self.is_first_part
-            and name in self.experiments
-            and not (folder / f"cpu-{name}.json").exists()
-        }
-
     def _measure_attention(self, budget: TimeBudget) -> None:
         """One pass over the rows for all experiments with the same settings."""
-        if self.device != "cpu":
-            return
-        left = self.missing_attention
+        left = self.missing(self.settings.attentions) if self.device == "cpu" else {}
         while left and budget.allows(_expected_attention(next(iter(left.values())).cpu)):
             settings = next(iter(left.values())).cpu
             alike = {name: one for name, one in left.items() if one.cpu == settings}
@@ -193,48 +174,10 @@ class Reproduction:
                 data.write(self.output / DATA)
             left = {name: one for name, one in left.items() if name not in alike}
 
-    @property
-    def missing_layers(self) -> list[str]:
-        """Counts by layer that there are not yet, which need no device."""
-        folder = self.output / DATA
-        wanted = [n for n in self.experiments if self.is_first_part and n in self.settings.layers]
-        return [name for name in wanted if not (folder / f"cpu-{name}.json").exists()]
-
-    def _count_layers(self) -> None:
-        for name in self.missing_layers:
-            found = self.settings.layers[name]
-            measure_layers(self.name, name, found, self.commit).write(self.output / DATA)
-
-    def _load_plan(self, services: Services) -> LoadPlan:
-        logs = self.output / "logs"
-        if self.part[1] > 1:
-            logs /= f"part-{self.part[0]}"
-        return LoadPlan(self.output, services, self.store, logs, self.commit)
-
-    def _keep_latencies(self, latencies: Mapping[str, LatencyRun]) -> None:
-        for experiment, latency in latencies.items():
-            varies = self.settings.latencies[experiment].varies
-            data = latency.data(self.name, experiment, varies)
-            if data.points:
-                data.write(self.output / DATA)
-
-    def _keep_loads(self, experiment: str, planned: Sequence[PlannedRun], plan: LoadPlan) -> None:
-        found = [stored for run in planned if (stored := plan.stored(run)) is not None]
-        if not found:
-            return
-        points_of = [stored.point for stored in found]
-        first = min(point.seed for point in points_of)
-        # Occupancy over time is drawn of one seed.
-        kept = [one if one.seed == first else without_series(one) for one in points_of]
-        varies = self.settings.loads[experiment].varies
-        facts = joined_conditions([stored.conditions for stored in found])
-        data = ExperimentData(self.name, experiment, self.device, varies, facts, kept)
-        data.write(self.output / DATA)
-
     def _measure_scores(self, wanted: ScoreSettings) -> None:
         for model in wanted.models:
             settings = serve_arms.ServeSettings(
-                output=self.score_folder,
+                output=self.scored,
                 commit=self.commit,
                 model=model,
                 dataset=tuple(wanted.datasets),
@@ -252,9 +195,9 @@ _ROW, _BATCH, _ATTENTION = 1_500, {"cpu": 2_000, "cuda": 90_000}, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is left of an experiment: units of work of all that there are, tokens, seconds."""
+    """What is left of an experiment or a model: `what` of all that there are, tokens, seconds."""
 
-    experiment: str
+    name: str
     what: str
     left: int
     total: int
@@ -264,47 +207,45 @@ class Estimate:
 
 def estimate(plan: Reproduction) -> Iterator[Estimate]:
     """An estimate for each experiment that the figures need, in their order."""
-    writer = TrafficWriter()
+    writer, settings = TrafficWriter(), plan.settings
+    kinds: Sequence[tuple[Mapping[str, object], Callable[[str, Reproduction], Estimate]]] = (
+        (settings.latencies, _latency),
+        (settings.attentions, _attention),
+        (settings.layers, _layers),
+        (settings.experiments, _scores),
+    )
     for experiment in plan.experiments:
-        settings = plan.settings
         if experiment in settings.loads:
             yield _load(experiment, plan, writer)
-        elif not plan.is_first_part:
-            continue
-        elif experiment in settings.latencies:
-            yield _latency(experiment, plan)
-        elif experiment in settings.attentions:
-            yield _attention(experiment, plan)
-        elif experiment in settings.layers:
-            rows = settings.layers[experiment].cpu.rows
-            left = rows * (experiment in plan.missing_layers)
-            yield Estimate(experiment, "rows", left, rows, 0, 0.0)
-        else:
-            yield _scores(plan.score_settings(), plan)
+        elif plan.part[0] == 1:
+            measure = next(measure for known, measure in kinds if experiment in known)
+            yield measure(experiment, plan)
+
+
+def _layers(experiment: str, plan: Reproduction) -> Estimate:
+    rows = plan.settings.layers[experiment].cpu.rows
+    left = rows * (experiment in plan.missing(plan.settings.layers))
+    return Estimate(experiment, "rows", left, rows, 0, 0.0)
 
 
 def _attention(experiment: str, plan: Reproduction) -> Estimate:
     wanted = plan.settings.attentions[experiment].cpu
     total = wanted.rows * (plan.device == "cpu")
-    left = total * (experiment in plan.missing_attention)
+    left = total * (experiment in plan.missing(plan.settings.attentions))
     seconds = _expected_attention(wanted) if left else 0.0
     return Estimate(experiment, "rows", left, total, left * len(wanted.arms) * _ROW, seconds)
 
 
-def _expected_attention(settings: AttentionSettings) -> float:
+def _expected_attention(settings: RowSettings) -> float:
     return _ATTENTION * settings.rows * len(settings.arms)
 
 
 def _load(experiment: str, plan: Reproduction, writer: TrafficWriter) -> Estimate:
     owned = plan.owned
-    found = [p for p in points(plan.settings, experiment, plan.device) if p.name in owned]
+    found = [point for point in plan.points(experiment) if point.name in owned]
     with TemporaryDirectory(prefix="picbench-") as folder:
         file = Path(folder, "requests.jsonl")
-        left = [
-            (point, _write(point, writer, file).facts)
-            for point in found
-            if not _complete(plan, point, writer, file)
-        ]
+        left = [(p, facts) for p in found if (facts := _missing_load(plan, p, writer, file))]
     seconds = sum(expected_load(point, facts) for point, facts in left)
     tokens = sum(facts.mean_tokens * facts.requests * len(p.arms) for p, facts in left)
     # On a CPU each arm has an engine of its own, on a GPU arms take turns.
@@ -313,11 +254,29 @@ def _load(experiment: str, plan: Reproduction, writer: TrafficWriter) -> Estimat
     return Estimate(experiment, "runs", len(left), len(found), int(tokens), seconds)
 
 
+def _missing_load(
+    plan: Reproduction, point: Point, writer: TrafficWriter, file: Path
+) -> TrafficFacts | None:
+    """Facts about the requests of a point that is not measured.
+
+    ConfigError for one with other settings or requests.
+    """
+    stored = plan.output / POINTS / f"{point.name}.json"
+    path = plan.output / "runs" / point.name / MANIFEST
+    if stored.exists():
+        StoredPoint.find(stored, identity_of(point, write_point(point, writer, file)))
+        return None
+    if path.exists() and json.loads(path.read_bytes())["status"] == "complete":
+        return None
+    return write_point(point, writer, file).facts
+
+
 def _factor(plan: Reproduction, experiment: str) -> float:
     """By how much the points of an experiment that are measured took longer than expected."""
     expected = took = 0.0
-    for name in sorted(plan.store.folder.glob(f"{plan.device}-{experiment}-*.json")):
-        stored = StoredPoint.read(name)
+    for path in sorted((plan.output / POINTS).glob(f"{plan.device}-{experiment}-*.json")):
+        stored = StoredPoint.find(path)
+        assert stored is not None
         served = TrafficFacts(**{"users": 1, **stored.point.facts})  # type: ignore[arg-type]
         for arm, found in stored.point.arms.items():
             expected += expected_arm(arm, served, plan.device)
@@ -325,21 +284,8 @@ def _factor(plan: Reproduction, experiment: str) -> float:
     return took / expected if expected else 1.0
 
 
-def _write(point: Point, writer: TrafficWriter, file: Path) -> Written:
-    return writer.write(file, point.traffic, models.resolve(point.run["model"]))
-
-
-def _complete(plan: Reproduction, point: Point, writer: TrafficWriter, file: Path) -> bool:
-    """Whether the point is measured; ConfigError for one with other settings or requests."""
-    if plan.store.has(point.name):
-        written = _write(point, writer, file)
-        return plan.store.find(point.name, identity_of(point, written)) is not None
-    path = plan.output / "runs" / point.name / MANIFEST
-    return path.exists() and json.loads(path.read_bytes())["status"] == "complete"
-
-
 def _latency(experiment: str, plan: Reproduction) -> Estimate:
-    run = plan.latency(experiment)
+    run = plan.latencies().get(experiment)
     if run is None:
         return Estimate(experiment, "points", 0, 0, 0, 0.0)
     missing, repeats = run.missing, run.settings.repeats + 1
@@ -349,15 +295,14 @@ def _latency(experiment: str, plan: Reproduction) -> Estimate:
     return Estimate(experiment, "points", len(missing), len(run.settings.points), served, seconds)
 
 
-def _scores(settings: ScoreSettings | None, plan: Reproduction) -> Estimate:
+def _scores(experiment: str, plan: Reproduction) -> Estimate:
+    settings = plan.score_settings()
     if settings is None:
-        return Estimate("scores", "rows", 0, 0, 0, 0.0)
+        return Estimate(experiment, "rows", 0, 0, 0, 0.0)
     total = settings.rows * len(settings.datasets) * len(settings.models)
-    done = sum(
-        len(json.loads(path.read_bytes())["prompt"]) for path in plan.score_folder.glob("*.json")
-    )
+    done = sum(len(json.loads(path.read_bytes())["prompt"]) for path in plan.scored.glob("*.json"))
     left = max(0, total - done)
     arms = max(len(ARMS_OF.get(model, ())) for model in settings.models)
     tokens = left * arms * _ROW
     seconds = tokens / _BATCH[plan.device] + (START[plan.device] if left else 0)
-    return Estimate("scores", "rows", left, total, tokens, seconds)
+    return Estimate(experiment, "rows", left, total, tokens, seconds)

@@ -1,36 +1,64 @@
-"""A published trend as something that measurements can decide."""
+"""What is measured, drawn and judged of a paper, and its printed values: files of settings."""
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from picbench.compare.intervals import Interval
 from picbench.errors import ConfigError, closest, first_refusal
 from picbench.run.arm import parse_arms
 from picbench.run.traffic_file import TrafficConfig, parse_traffic
 
+#: What a claim's intervals say of it.
+Verdict = Literal["holds", "fails", "undecided"]
 
-class _Quantity(BaseModel):
-    """What is compared with a bound: it holds between `least` and `most`, fails outside."""
+
+class StrictSettings(BaseModel):
+    """Settings without fields that nothing reads."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Bounds(StrictSettings):
+    """Where a quantity has to be: it holds between `least` and `most`, fails outside."""
 
     least: float | None = None
     most: float | None = None
 
     @model_validator(mode="after")
-    def _has_a_bound(self) -> "_Quantity":
+    def _has_a_bound(self) -> Self:
         if self.least is None and self.most is None:
             raise ValueError("a claim needs least or most")
         return self
 
+    @property
+    def _ends(self) -> tuple[float, float]:
+        low = float("-inf") if self.least is None else self.least
+        return low, float("inf") if self.most is None else self.most
 
-class ScoreQuantity(_Quantity):
+    def room(self, value: float) -> float:
+        """The distance to the nearer bound; negative outside."""
+        low, high = self._ends
+        return min(value - low, high - value)
+
+    def judge(self, found: Interval | None) -> Verdict:
+        """Holds if all of the interval is inside, fails if all of it is on one side outside."""
+        if found is None:
+            return "undecided"
+        low, high = self._ends
+        if low <= found.low and found.high <= high:
+            return "holds"
+        return "fails" if found.high < low or found.low > high else "undecided"
+
+
+class ScoreQuantity(Bounds):
     """Scores of `arms`, each less (or, as `ratio`, over) that of the arm after it, row by row.
 
     An arm of another model than the testbed is ``MODEL/ARM``. Every pair on each of `datasets`
@@ -43,7 +71,7 @@ class ScoreQuantity(_Quantity):
     datasets: list[str] = Field(default_factory=list)
 
 
-class RunQuantity(_Quantity):
+class RunQuantity(Bounds):
     """A metric of an experiment at the points `at` (empty: all), seed by seed.
 
     The value of `arm`, over that of `over` where that is named. With `against` all of it is divided
@@ -62,23 +90,19 @@ class RunQuantity(_Quantity):
     exponent: bool = False
 
 
-class NotMeasured(BaseModel):
+class NotMeasured(StrictSettings):
     """Nothing here can decide it, and `why`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["none"]
     why: str
 
 
-class Claim(BaseModel):
+class Claim(StrictSettings):
     """A trend that a paper prints: where, and in which words or numbers.
 
     `note` says what a reader has to know about our answer, whatever it is; `device_notes` what they
     have to know about the answer that a device gave.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     claim: str
     source: str
@@ -116,12 +140,6 @@ Content = TypeVar("Content", bound=BaseModel)
 
 #: Sizes of an experiment on a device.
 Sizes = TypeVar("Sizes", bound=BaseModel)
-
-
-class StrictSettings(BaseModel):
-    """Settings without fields that nothing reads."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class LoadSettings(StrictSettings):
@@ -170,54 +188,41 @@ class ScoreSettings(StrictSettings):
     datasets: list[str] = Field(min_length=1)
 
 
-class DeviceExperiment(StrictSettings, Generic[Sizes]):
-    """What differs in one thing, with sizes of its own for each device it is run on."""
+class SizedExperiment(StrictSettings, Generic[Sizes]):
+    """What has sizes of its own for each device it is run on."""
 
-    varies: str
     cpu: Sizes | None = None
     cuda: Sizes | None = None
 
-
-class ScoreExperiment(StrictSettings):
-    """Accuracy of all arms."""
-
-    cpu: ScoreSettings | None = None
-    cuda: ScoreSettings | None = None
+    def on(self, device: Device) -> Sizes | None:
+        """The sizes for a device."""
+        return self.cuda if device == "cuda" else self.cpu
 
 
-class AttentionSettings(StrictSettings):
-    """Rows of a data set under arms that the oracle knows: full, naive, epic.
+class DeviceExperiment(SizedExperiment[Sizes], Generic[Sizes]):
+    """What differs in one thing."""
 
-    `tokens` are the first ones of each chunk that are looked at.
+    varies: str
+
+
+class RowSettings(StrictSettings):
+    """Rows of a data set on the testbed, and the arms that are compared on them.
+
+    `tokens` are the first ones of each chunk whose attention is looked at.
     """
 
     dataset: str
     rows: int = Field(ge=2)
     arms: list[str] = Field(min_length=1)
-    tokens: int = Field(ge=4)
+    tokens: int = Field(4, ge=4)
 
 
-class AttentionExperiment(StrictSettings):
-    """Where questions look: by layer, or by the place of a token in its chunk."""
-
-    varies: str
-    by: Literal["layer", "token"]
-    cpu: AttentionSettings
-
-
-class LayerSettings(StrictSettings):
-    """Rows of a data set on the testbed, and the arms under which their plans are counted."""
-
-    dataset: str
-    rows: int = Field(ge=2)
-    arms: list[str] = Field(min_length=1)
-
-
-class LayerExperiment(StrictSettings):
-    """What every layer computes, counted from plans."""
+class RowExperiment(StrictSettings):
+    """What arms do row by row, by layer or by the place of a token in its chunk; on the CPU."""
 
     varies: str
-    cpu: LayerSettings
+    by: Literal["layer", "token"] = "layer"
+    cpu: RowSettings
 
 
 class Drawing(StrictSettings):
@@ -255,11 +260,10 @@ class Figure(StrictSettings):
 
 LoadExperiment = DeviceExperiment[LoadSettings]
 LatencyExperiment = DeviceExperiment[LatencySettings]
+ScoreExperiment = SizedExperiment[ScoreSettings]
 
 #: Any experiment.
-Experiment = (
-    LoadExperiment | LatencyExperiment | AttentionExperiment | LayerExperiment | ScoreExperiment
-)
+Experiment = LoadExperiment | LatencyExperiment | RowExperiment | ScoreExperiment
 
 
 class Settings(StrictSettings):
@@ -269,8 +273,8 @@ class Settings(StrictSettings):
     published: str
     loads: dict[str, LoadExperiment] = Field(default_factory=dict)
     latencies: dict[str, LatencyExperiment] = Field(default_factory=dict)
-    attentions: dict[str, AttentionExperiment] = Field(default_factory=dict)
-    layers: dict[str, LayerExperiment] = Field(default_factory=dict)
+    attentions: dict[str, RowExperiment] = Field(default_factory=dict)
+    layers: dict[str, RowExperiment] = Field(default_factory=dict)
     scores: ScoreExperiment | None = None
     figures: dict[str, Figure]
     claims: list[Claim] = Field(default_factory=list)
@@ -307,7 +311,13 @@ def read_settings(paper: str, path: Path | None = None) -> Settings:
         raise ConfigError(f"no paper is called {paper!r}", hint=closest(paper, PAPERS))
     path = path or FILES / f"{paper}.yaml"
     settings = read_yaml(Settings, path)
-    _check_names(settings, path)
+    known = settings.experiments
+    for name, figure in settings.figures.items():
+        if figure.experiment not in known:
+            raise ConfigError(
+                f"`settings` {path}: figures.{name}: no experiment {figure.experiment!r}",
+                hint=closest(figure.experiment, known),
+            )
     return settings
 
 
@@ -326,16 +336,12 @@ def read_yaml(kind: type[Content], path: Path) -> Content:
 
 def points(settings: Settings, experiment: str, device: Device) -> Iterator[Point]:
     """The runs of a load, seed by seed; none where it has no sizes for the device."""
-    found: LoadSettings | None = getattr(settings.loads[experiment], device)
+    found = settings.loads[experiment].on(device)
     if found is None:
         return
-    arms = {
-        label: arm_names(changes["arms"])
-        for label, changes in found.points.items()
-        if "arms" in changes
-    }
     # Each reading of arms reads what is installed, which takes longer than all the rest.
-    usual = arm_names(found.arms)
+    named = cache(lambda *specs: arm_names(specs))
+    shared = found.model_dump(include={"model", "max_running", "context"})
     for seed in found.seeds:
         for label, changes in found.points.items():
             requests = {name: value for name, value in changes.items() if name not in _OF_RUNS}
@@ -346,12 +352,12 @@ def points(settings: Settings, experiment: str, device: Device) -> Iterator[Poin
                 label=label,
                 seed=seed,
                 traffic=parse_traffic(found.common | requests | {"seed": seed}),
-                arms=arms.get(label, usual),
-                run=_run_settings(found, device) | found.run | changes.get("run", {}) | own,
+                arms=named(*changes.get("arms", found.arms)),
+                run=shared | {"device": device} | found.run | changes.get("run", {}) | own,
             )
 
 
-def arm_names(specs: list[str]) -> tuple[str, ...]:
+def arm_names(specs: Iterable[str]) -> tuple[str, ...]:
     """What runs call arms; ConfigError for one that does not exist."""
     return tuple(arm.name for arm in parse_arms(specs))
 
@@ -364,28 +370,25 @@ def changed(
     seeds: int | None = None,
 ) -> Settings:
     """The same paper with another model, other numbers of requests, or the first `seeds` alone."""
+    named = {} if model is None else {"model": model}
+    more = {} if requests is None else {"requests": requests}
 
-    def load(found: LoadSettings | None) -> LoadSettings | None:
-        if found is None:
-            return None
-        more = {} if requests is None else {"requests": requests}
+    def load(found: LoadSettings) -> LoadSettings:
         points = {label: point | more for label, point in found.points.items()}
-        update = {"model": model or found.model, "seeds": found.seeds[:seeds], "points": points}
-        return found.model_copy(update=update)
-
-    def latency(found: LatencySettings | None) -> LatencySettings | None:
-        return found and found.model_copy(update={"model": model or found.model})
+        return found.model_copy(update={"seeds": found.seeds[:seeds], "points": points} | named)
 
     def devices(experiments: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
         return {
-            name: old.model_copy(update={"cpu": change(old.cpu), "cuda": change(old.cuda)})
+            name: old.model_copy(
+                update={at: change(sizes) for at in ("cpu", "cuda") if (sizes := getattr(old, at))}
+            )
             for name, old in experiments.items()
         }
 
     return settings.model_copy(
         update={
             "loads": devices(settings.loads, load),
-            "latencies": devices(settings.latencies, latency),
+            "latencies": devices(settings.latencies, lambda old: old.model_copy(update=named)),
         }
     )
 
@@ -405,26 +408,6 @@ def find_preset(name: str) -> Mapping[str, Any]:
     return known[name]
 
 
-def _run_settings(found: LoadSettings, device: Device) -> dict[str, Any]:
-    return {
-        "model": found.model,
-        "max_running": found.max_running,
-        "context": found.context,
-        "device": device,
-    }
-
-
-def _check_names(settings: Settings, path: Path) -> None:
-    """ConfigError for a figure or claim about an experiment that is not there."""
-    wanted = [(f"figures.{name}", figure.experiment) for name, figure in settings.figures.items()]
-    for where, experiment in wanted:
-        if experiment not in settings.experiments:
-            raise ConfigError(
-                f"`settings` {path}: {where}: no experiment {experiment!r}",
-                hint=closest(experiment, settings.experiments),
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class Published:
     """A paper's printed numbers and what they were measured on."""
@@ -441,15 +424,18 @@ class Published:
 
     def workload(self, label: str) -> Mapping[str, Any]:
         """Table 1's row of a workload; empty where the paper has none."""
-        rows: Mapping[str, Any] = self.content.get("table1", {}).get("rows", {})
-        found: Mapping[str, Any] = rows.get(label, {})
+        found: Mapping[str, Any] = self._rows("table1").get(label, {})
         return found
 
     def result(self, label: str, metric: str, arm: str) -> tuple[float, float] | None:
         """Table 2's mean and deviation of an arm (``mepic``, ``epic``, ``cacheblend``)."""
-        rows = self.content.get("table2", {}).get("rows", {})
-        found = rows.get(label, {}).get(metric, {}).get(arm.partition(":")[0])
+        printed = self._rows("table2").get(label, {}).get(metric, {})
+        found = printed.get(arm.partition(":")[0])
         return None if found is None else (float(found[0]), float(found[1]))
+
+    def _rows(self, table: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.content.get(table, {}).get("rows", {})
+        return found
 
     def text(self, figure: str) -> Mapping[str, str]:
         """What the paper's text says about a figure."""

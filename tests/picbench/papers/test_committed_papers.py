@@ -39,10 +39,3 @@ def test_the_readme_has_the_table_of_claims(tmp_path: Path) -> None:
     titles = [(read_settings(paper).paper, RESULTS / paper) for paper in PAPERS]
     write_claims(copy, [(title.partition(",")[0], folder) for title, folder in titles])
     assert copy.read_text() == readme, "make claims"
-
-
-@pytest.mark.parametrize("paper", (*PAPERS, "accuracy"))
-def test_every_picture_of_a_page_is_there(paper: str) -> None:
-    page = (RESULTS / paper / "README.md").read_text()
-    pictures = [line.rpartition("](")[2].rstrip(")") for line in page.split("\n") if "![" in line]
-    assert [name for name in pictures if not (RESULTS / paper / name).exists()] == []

@@ -1,6 +1,5 @@
-"""Means over seeds, series over time, and tables as files."""
+"""Tables of papers' pages, and the ledger that they are made of."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,39 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.ledger import KINDS, summarise
-from picbench.papers.data import ExperimentData, PointData, SeedSpread, mean_value, report_table
+from picbench.papers.data import ExperimentData, PointData
 from picbench.papers.page import workload_table
 from picbench.papers.settings import Published
 from picbench.store.reader import HELD, Series, read_series
 from picbench.store.writer import RunDirectory
-from picbench.tables.table import Shown
 
 EXACT = st.integers(0, 16 * 50).map(lambda slots: slots / 16)
-
-
-def test_spread_by_hand() -> None:
-    assert SeedSpread.of([1.0, None, 3.0]).value() == Shown(
-        "2.00 ± 1.41", 2.0, pytest.approx(2**0.5)
-    )
-    assert SeedSpread.of([5.0]).value(1) == Shown("5.0", 5.0)
-    assert SeedSpread.of([None]).value() is None
-    assert SeedSpread.of([]).mean is None
-
-
-def test_means_are_numbers_in_files_and_text_for_readers(tmp_path: Path) -> None:
-    cells = [mean_value(1234.5678, 0.25, 1), mean_value(2.0), None]
-    report_table("t", "T", ("arm", "time s"), list(zip("abc", cells, strict=True))).write(tmp_path)
-    assert (tmp_path / "t.csv").read_text().splitlines() == [
-        "arm,time s,time s sd",
-        "a,1234.5678,0.25",
-        "b,2.0,",
-        "c,,",
-    ]
-    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
-    assert rows[0] == {"arm": "a", "time s": 1234.5678, "time s sd": 0.25}
-    assert rows[2] == {"arm": "c", "time s": None, "time s sd": None}
-    lines = (tmp_path / "t.md").read_text().splitlines()
-    assert lines[4:7] == ["| a | 1,234.6 ± 0.2 |", "| b | 2.00 |", "| c | - |"]
 
 
 @pytest.mark.parametrize(
@@ -98,16 +71,3 @@ def test_kinds_at_the_peak_sum_to_the_peak_exactly(steps: list[dict[str, float]]
     blocks["free"] = pool - sum(blocks[kind] for kind in HELD)
     series = Series(np.arange(len(steps), dtype=np.float64), blocks, pool)
     assert sum(series.at_peak().values()) == max(sum(step.values()) for step in steps)
-
-
-def test_a_sheet_is_written_three_ways(tmp_path: Path) -> None:
-    sheet = report_table("t", "A title", ("a", "b"), [["x", 1234.5], [None, 2.0]], ("A note.",))
-    sheet.write(tmp_path / "new")
-    assert (tmp_path / "new" / "t.md").read_text() == (
-        "### A title\n\n| a | b |\n| --- | --- |\n| x | 1,234.50 |\n| - | 2 |\n\nA note.\n"
-    )
-    assert (tmp_path / "new" / "t.csv").read_text().splitlines() == ["a,b", "x,1234.5", ",2.0"]
-    content = json.loads((tmp_path / "new" / "t.json").read_text())
-    assert content["rows"] == [{"a": "x", "b": 1234.5}, {"a": None, "b": 2.0}]
-    with pytest.raises(ValueError):
-        report_table("t", "", ("a",), [["x", "y"]]).write(tmp_path)

@@ -8,11 +8,10 @@ import pytest
 from picbench.errors import ConfigError
 from picbench.papers.settings import (
     PAPERS,
-    AttentionExperiment,
     Device,
     LatencySettings,
-    LayerExperiment,
     LoadSettings,
+    RowExperiment,
     RunQuantity,
     ScoreQuantity,
     find_preset,
@@ -34,8 +33,6 @@ TOKENS, REUSE = 8.0, 2.0
 #: Experiments that no paper has.
 OURS = ("requests", "unlimited")
 
-_OF_CPU = (AttentionExperiment, LayerExperiment)
-
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_figure_has_its_experiment_on_both_devices(paper: str) -> None:
@@ -46,7 +43,7 @@ def test_every_figure_has_its_experiment_on_both_devices(paper: str) -> None:
         experiment = settings.experiments[figure.experiment]
         assert experiment.cpu is not None
         # Attention is computed on the CPU, whatever serves the rest, and counts need no device.
-        assert isinstance(experiment, _OF_CPU) or experiment.cuda is not None
+        assert isinstance(experiment, RowExperiment) or experiment.cuda is not None
         assert name in published.content or figure.experiment in OURS
     for load in settings.loads:
         assert list(points(settings, load, "cpu"))
@@ -61,7 +58,7 @@ def test_claims_are_about_arms_and_points_that_are_measured(paper: str) -> None:
             parse_arms(arm.rpartition("/")[2] for arm in claim.judge.arms)
         if isinstance(claim.judge, RunQuantity):
             experiment = settings.experiments[claim.judge.experiment]
-            if isinstance(experiment, _OF_CPU):
+            if isinstance(experiment, RowExperiment):
                 continue
             found = [one for one in (experiment.cpu, experiment.cuda) if one is not None]
             assert all(isinstance(one, LoadSettings | LatencySettings) for one in found)

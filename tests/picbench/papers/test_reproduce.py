@@ -132,23 +132,16 @@ def test_a_dry_run_says_what_the_run_would_refuse(
     assert refused[0].stderr == refused[1].stderr
 
 
+@pytest.mark.parametrize("removed", [(), ("runs",)])
 def test_complete_points_are_not_measured_again(
-    bench: Bench, settings_file: Path, tmp_path: Path
+    bench: Bench, settings_file: Path, tmp_path: Path, removed: tuple[str, ...]
 ) -> None:
-    output = tmp_path / "out"
-    assert reproduce(bench, settings_file, output, "--figure", "fig8").exit_code == 0
-    again = Bench()
-    assert reproduce(again, settings_file, output, "--figure", "fig8").exit_code == 0
-    assert again.order == []
-
-
-def test_points_outlive_their_run_directories(
-    bench: Bench, settings_file: Path, tmp_path: Path
-) -> None:
+    """Also where their run directories are gone."""
     output = tmp_path / "out"
     assert reproduce(bench, settings_file, output, "--figure", "fig8").exit_code == 0
     data = (output / "data" / "cpu-chunks.json").read_bytes()
-    shutil.rmtree(output / "runs")
+    for folder in removed:
+        shutil.rmtree(output / folder)
     again = Bench()
     assert reproduce(again, settings_file, output, "--figure", "fig8").exit_code == 0
     assert again.order == []

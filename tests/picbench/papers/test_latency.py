@@ -1,0 +1,134 @@
+"""Work by layer, counted from plans, and attention on the first tokens of chunks."""
+
+import numpy as np
+import pytest
+
+from picbench.engines.algorithms import parse
+from picbench.engines.planning.policy import Segment
+from picbench.papers.latency import (
+    LayerShape,
+    LayerWork,
+    count_layers,
+    even_shares,
+    measure_attention,
+    measure_layers,
+)
+from picbench.papers.settings import RowExperiment, RowSettings
+
+#: 16 tokens of text, two chunks of 32, a question of 8.
+PROMPT = [
+    Segment(tuple(range(100, 116))),
+    Segment(tuple(range(200, 232)), chunk=True),
+    Segment(tuple(range(300, 332)), chunk=True),
+    Segment(tuple(range(400, 408))),
+]
+
+#: Pairs of the text's and the question's tokens.
+_TEXT_PAIRS = 16 * 17 // 2 + sum(range(81, 89))
+
+
+@pytest.mark.parametrize(
+    ("arm", "tokens", "pairs"),
+    [
+        ("full", 88, 88 * 89 // 2),
+        ("naive", 24, _TEXT_PAIRS),
+        ("epic:k=16", 24 + 16, _TEXT_PAIRS + sum(range(49, 65))),
+    ],
+)
+def test_static_arms_compute_the_same_in_every_layer(arm: str, tokens: int, pairs: int) -> None:
+    assert count_layers(PROMPT, parse(arm), 3) == [LayerWork(tokens, tokens, pairs)] * 3
+
+
+def test_cacheblend_computes_all_tokens_first() -> None:
+    first, check, *later = count_layers(PROMPT, parse("cacheblend:r=0.25"), 4)
+    picked = 16
+    assert later == [LayerWork(24 + picked, 24 + picked, later[0].pairs)] * 2
+    assert first.projected == first.finished == 24 + picked + 88
+    assert first.pairs == later[0].pairs + 88 * 89 // 2
+    assert check == LayerWork(24 + picked + 88, 24 + picked, later[0].pairs)
+
+
+def test_operations_are_those_of_a_llama_layer() -> None:
+    config = {
+        "hidden_size": 8,
+        "head_dim": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 16,
+        "num_hidden_layers": 3,
+    }
+    shape = LayerShape.of(config)
+    assert shape == LayerShape(3, 2 * 8 * 16, 2 * (8 * 8 + 3 * 8 * 16), 4 * 8)
+    found = LayerWork(1000, 500, 2000).metrics(shape)
+    assert found["gigaoperations"] == pytest.approx((256e3 + 896 * 500 + 64e3) / 1e9)
+
+
+def test_rows_are_repeats() -> None:
+    settings = RowSettings(dataset="musique", rows=2, arms=["full", "cacheblend:r=0.15"])
+    data = measure_layers("epic", "layers", RowExperiment(varies="layer", cpu=settings), "abc")
+    assert data.labels == [str(layer) for layer in range(1, 9)]
+    assert data.repeats == "rows"
+    assert data.seeds == [1, 2]
+    first, last = (data.spread(at, "cacheblend:r=0.15", "gigaoperations").mean for at in "18")
+    full = data.spread("1", "full", "gigaoperations").mean
+    assert first is not None
+    assert last is not None
+    assert full is not None
+    assert first > full > last
+
+
+SETTINGS = RowSettings(dataset="musique", rows=2, arms=["full", "epic:k=16"], tokens=6)
+
+
+def test_shares_are_those_of_chunks_but_the_first() -> None:
+    attention = np.full((1, 1, 30), 0.01)
+    attention[0, 0, 5] = 1.0
+    attention[0, 0, 15] = 0.11
+    shares = even_shares(attention, [(5, 15), (15, 25)], 4)
+    assert shares[0, 0] == pytest.approx([5.5, 0.5, 0.5, 0.5])
+
+
+def test_both_views_come_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    from picbench.engines import oracle
+
+    calls: list[str] = []
+
+    class Looks:
+        """Attends to the first token of each chunk, unless chunks are text."""
+
+        def __init__(self, folder: object) -> None:
+            pass
+
+        def attention(self, segments: list[tuple[str, list[int]]], rule: object, asking: int):  # type: ignore[no-untyped-def]
+            calls.append(segments[1][0])
+            lengths = [len(tokens) for _, tokens in segments]
+            found = np.ones((3, 2, sum(lengths)))
+            if segments[1][0] == "chunk":
+                found[..., np.cumsum(lengths)[:-2]] = 5.0
+            return Tensor(found)
+
+    class Tensor:
+        """What has numbers."""
+
+        def __init__(self, found: np.ndarray) -> None:
+            self.numpy = lambda: found
+
+    monkeypatch.setattr(oracle, "Oracle", Looks)
+    wanted = {
+        "sinks": RowExperiment(varies="layer", by="layer", cpu=SETTINGS),
+        "places": RowExperiment(varies="token", by="token", cpu=SETTINGS),
+    }
+    said: list[str] = []
+    sinks, places = measure_attention(wanted, SETTINGS, "epic", "abc", said.append)
+    assert calls == ["text", "chunk"] * 2
+    assert sinks.labels == ["1", "2", "3"]
+    assert places.labels == ["1", "2", "3", "4", "5", "6"]
+    assert places.seeds == [1, 2]
+    assert places.spread("1", "full", "share").mean == 1.0
+    first, second = (places.spread(label, "epic:k=16", "share").mean for label in "12")
+    assert first is not None
+    assert second is not None
+    assert first == pytest.approx(5 * second, rel=1e-3)
+    top = sinks.spread("2", "epic:k=16", "top_head_share").mean
+    assert top == pytest.approx(sum((first, 3 * second)) / 4, rel=1e-3)
+    assert sinks.repeats == "rows"
