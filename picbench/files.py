@@ -4,14 +4,12 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from errno import EDQUOT, EINVAL, ENOLCK, ENOSPC, ENOTDIR, ENOTSUP
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from pydantic_core import from_json
-
-from picbench.errors import ConfigError
 
 #: The numbers of errors that say that a disk is full: with room, the same can be written.
 FULL_DISK = frozenset({ENOSPC, EDQUOT})
@@ -89,11 +87,11 @@ def locked(path: Path) -> AbstractContextManager[None]:
     For what is read, changed and replaced. The lock is a file beside it, because a replaced one is
     another file.
     """
-    return _locked(path.with_name(f".{path.name}{LOCK}"), timeout=-1)
+    return locked_at(path.with_name(f".{path.name}{LOCK}"), timeout=-1)
 
 
 @contextmanager
-def _locked(place: Path, timeout: float) -> Iterator[None]:
+def locked_at(place: Path, timeout: float) -> Iterator[None]:
     """Hold the lock file `place`; raises TimeoutError after `timeout` seconds (-1: never).
 
     The lock ends with the process, and the file is removed with it unless that is killed. File
@@ -129,26 +127,3 @@ def parse_line(text: bytes) -> Any:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
-
-
-@contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Hold a folder; raises ConfigError where another process, or this one already, does."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(_locked(folder / LOCK, timeout=0))
-        except TimeoutError as error:
-            raise ConfigError(
-                f"`output` {folder}: another process is writing this run",
-                hint="wait until it has ended, or name another folder",
-            ) from error
-        yield
-
-
-def is_held(folder: Path) -> bool:
-    """Whether a process holds a folder."""
-    try:
-        with hold(folder):
-            return False
-    except ConfigError:
-        return True

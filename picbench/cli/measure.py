@@ -15,9 +15,9 @@ from picbench.cli.guard import CommandGroup, GuardedCommand
 from picbench.cli.options import FILE, FOLDER, make_option, options_of
 
 if TYPE_CHECKING:
-    from picbench.experiments.measurements import Measurement
     from picbench.papers.options import ReproduceConfig
     from picbench.papers.reproduce import Estimate, Reproduction
+    from picbench.run.measurements import Measurement
     from picbench.run.session import Services
 
 
@@ -33,7 +33,7 @@ class MeasureGroup(CommandGroup):
     @property
     def commands(self) -> MutableMapping[str, click.Command]:
         """See `click.Group`."""
-        from picbench.experiments.measurements import GROUPS, MEASUREMENTS
+        from picbench.run.measurements import GROUPS, MEASUREMENTS
 
         if not self._added:
             self._added = True
@@ -65,7 +65,7 @@ def _measure(found: "Measurement", **flags: Any) -> int:
         # Triton multiplies float32 in TensorFloat-32 unless told otherwise when it is imported.
         os.environ["TRITON_F32_DEFAULT"] = "ieee"
     settings = parse_settings(found.settings, flags, f"picbench measure {found.name}")
-    outcome = resolve_name(f"picbench.experiments.{found.function}")(settings)
+    outcome = resolve_name(f"picbench.{found.function}")(settings)
     if outcome.page:
         click.echo(outcome.page)
     return int(outcome.code)

@@ -64,6 +64,7 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
     that was stopped is resumed by the same command; see docs/runs.md.
     """
     from picbench.errors import EngineError
+    from picbench.figures.run import write_run_files
     from picbench.run.job import prepare
     from picbench.run.progress import open_progress
     from picbench.run.result import print_result
@@ -84,7 +85,7 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
         if not quiet:
             worded = partial(with_flags, context=click.get_current_context())
             print_result(job, finished.arms, sys.stdout, worded)
-        for line in services.files(finished.path):
+        for line in (services.files or write_run_files)(finished.path):
             click.echo(line, err=True)
         if finished.failed:
             raise EngineError(
@@ -216,7 +217,7 @@ def _status(path: Path, code: int) -> str | None:
 
 
 @click.command(cls=GuardedCommand)
-@options_of("picbench.run.warm:WarmConfig")
+@options_of("picbench.run.traffic_file:WarmConfig")
 @DTYPE
 def warm(*, dtype: str, **flags: Any) -> int:
     """Compile chunks and store their KV in tiers.
@@ -224,7 +225,7 @@ def warm(*, dtype: str, **flags: Any) -> int:
     Engines that serve the same weights with the same tiers then load these chunks instead of
     compiling them. Exits with 4 if a chunk was not stored.
     """
-    from picbench.run.warm import WarmConfig, warm_tiers
+    from picbench.run.traffic_file import WarmConfig, warm_tiers
 
     return warm_tiers(WarmConfig(**flags), dtype, sys.stdout)
 
@@ -351,8 +352,8 @@ def _run_sweep(
         sweep_markdown,
         write_sweep,
     )
-    from picbench.files import hold
     from picbench.run.progress import open_progress
+    from picbench.store.writer import hold
 
     cells = [plan.cell for plan in planned]
     open_sweep(name, cells, folder)

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from picbench.compare.intervals import Quantile, repeated_quantile
-from picbench.compare.significance import (
+from picbench.errors import ConfigError, IncomparableRuns
+from picbench.statistics.intervals import Quantile, repeated_quantile
+from picbench.statistics.significance import (
     Loss,
     Nondeterminism,
     Paired,
@@ -22,11 +23,10 @@ from picbench.compare.significance import (
     samples_for_width,
     samples_to_judge,
 )
-from picbench.errors import ConfigError, IncomparableRuns
-from picbench.metrics import METRICS, Pairing, metrics_paired
 from picbench.store.reader import Run, check_rows
 from picbench.store.records import SampleRow
 from picbench.store.summary import ArmSummary
+from picbench.tables.metrics import METRICS, Pairing, metrics_paired
 
 #: Times of a request, and counts of one, that are compared request by request.
 TIMES = tuple(m.name for m in metrics_paired(Pairing.RATIO) if m.of_row)

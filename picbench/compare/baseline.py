@@ -17,9 +17,9 @@ from picbench.compare.arm import COUNTERS, RATES, TOTALS, MeasuredArm, measured_
 from picbench.compare.comparison import check_comparable, conditions_of, scored_conditions
 from picbench.errors import ConfigError, IncomparableRuns, InvalidRun, closest, first_refusal
 from picbench.files import write_whole
-from picbench.metrics import METRICS, SCORE, Pairing, metrics_paired
 from picbench.store.reader import Run
 from picbench.store.summary import BASELINE
+from picbench.tables.metrics import METRICS, SCORE, Pairing, metrics_paired
 
 #: Of the file.
 SCHEMA = 1

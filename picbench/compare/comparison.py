@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from picbench.compare.arm import ArmComparison, MeasuredArm, compare_arms, measured_arms
-from picbench.compare.significance import holm
 from picbench.errors import ConfigError, IncomparableRuns, closest
+from picbench.statistics.significance import holm
 from picbench.store.reader import Run
 from picbench.store.summary import BASELINE
 

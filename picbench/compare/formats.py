@@ -9,8 +9,8 @@ from rich.console import Console
 
 from picbench.compare.arm import ArmComparison, Drift, MetricChange
 from picbench.compare.comparison import RunComparison
-from picbench.compare.intervals import FEW, Interval, Quantile
-from picbench.compare.significance import Loss
+from picbench.statistics.intervals import FEW, Interval, Quantile
+from picbench.statistics.significance import Loss
 from picbench.tables.table import NOTHING, WIDTH, Column, Shown, Table, Value
 
 #: Flipped samples that are listed; the JSON format has them all.

@@ -27,8 +27,8 @@ from picbench.compare.baseline import (
     with_relative_times,
 )
 from picbench.compare.comparison import Mismatch, conditions_of, mismatches
-from picbench.compare.significance import Loss
 from picbench.errors import IncomparableRuns
+from picbench.statistics.significance import Loss
 from picbench.store.provenance import annotation
 from picbench.store.reader import Run
 from picbench.tables.table import Column, Table

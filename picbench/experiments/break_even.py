@@ -30,22 +30,6 @@ from picbench.experiments.grid import (
     read_grids,
     refuse_other_engines,
 )
-from picbench.experiments.measurements import BreakEven, Outcome
-from picbench.experiments.page import page, paragraphs
-from picbench.experiments.runner import (
-    UNFINISHED,
-    Cell,
-    CellRecord,
-    Described,
-    Engines,
-    ExperimentPlan,
-    Launcher,
-    Say,
-    TimeBudget,
-    rounds_of,
-    run,
-    say,
-)
 from picbench.figures.frontier import RatioPanel, draw_ratios
 from picbench.files import locked, write_whole
 from picbench.profile.grid import (
@@ -60,6 +44,22 @@ from picbench.profile.grid import (
     write_grid,
 )
 from picbench.profile.predictor import GridPredictor
+from picbench.run.measurements import BreakEven, Outcome
+from picbench.run.runner import (
+    UNFINISHED,
+    Cell,
+    CellRecord,
+    Described,
+    Engines,
+    ExperimentPlan,
+    Launcher,
+    Say,
+    TimeBudget,
+    rounds_of,
+    run,
+    say,
+)
+from picbench.tables.page import page, paragraphs
 from picbench.tables.table import NOTHING, table
 
 #: The arm that is judged, and those that it is compared with.

@@ -29,8 +29,6 @@ from picbench.experiments.kernels import (
     run_facts,
     spreads,
 )
-from picbench.experiments.measurements import Kernels, Outcome
-from picbench.experiments.page import page
 from picbench.experiments.scenes import (
     Scene,
     Slots,
@@ -45,6 +43,8 @@ from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import rotate
 from picbench.kernels.shape import HeadShape
+from picbench.run.measurements import Kernels, Outcome
+from picbench.tables.page import page
 from picbench.tables.table import table
 
 _STOCK_BLOCK = 32

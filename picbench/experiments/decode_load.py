@@ -16,11 +16,22 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from picbench.compare.significance import paired_ratio
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.experiments.measurements import DecodeUnderLoad, Outcome, Scaling
-from picbench.experiments.page import (
+from picbench.experiments.waves import CostGuess, DecodeScene, as_stock, wave_arm, wave_engine
+from picbench.figures.canvas import Panel
+from picbench.figures.panels import Spot, draw_lines
+from picbench.run.measurements import DecodeUnderLoad, Outcome, Scaling
+from picbench.run.runner import (
+    Cell,
+    ExperimentPlan,
+    RoundsExperiment,
+    RoundsRecord,
+    ServedArm,
+    facts_of,
+)
+from picbench.statistics.significance import paired_ratio
+from picbench.tables.page import (
     WHERE,
     Columns,
     Found,
@@ -31,17 +42,6 @@ from picbench.experiments.page import (
     spread,
     spreads,
 )
-from picbench.experiments.runner import (
-    Cell,
-    ExperimentPlan,
-    RoundsExperiment,
-    RoundsRecord,
-    ServedArm,
-    facts_of,
-)
-from picbench.experiments.waves import CostGuess, DecodeScene, as_stock, wave_arm, wave_engine
-from picbench.figures.canvas import Panel
-from picbench.figures.panels import Spot, draw_lines
 from picbench.tables.table import table
 from picbench.workloads import models
 

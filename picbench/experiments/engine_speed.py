@@ -20,19 +20,8 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import PromptSegment, Request, Result, Text
 from picbench.errors import InvalidRun
-from picbench.experiments.measurements import DecodePlanned, EngineComparison, Outcome, SmallSteps
-from picbench.experiments.page import (
-    FigureRatio,
-    FigureTable,
-    Found,
-    Spread,
-    by_round,
-    page,
-    paragraphs,
-    save,
-    spread,
-)
-from picbench.experiments.runner import (
+from picbench.run.measurements import DecodePlanned, EngineComparison, Outcome, SmallSteps
+from picbench.run.runner import (
     ArmsRecord,
     Experiment,
     ExperimentPlan,
@@ -48,6 +37,17 @@ from picbench.experiments.runner import (
     say,
 )
 from picbench.store import provenance
+from picbench.tables.page import (
+    FigureRatio,
+    FigureTable,
+    Found,
+    Spread,
+    by_round,
+    page,
+    paragraphs,
+    save,
+    spread,
+)
 from picbench.tables.table import table
 from picbench.workloads import models
 

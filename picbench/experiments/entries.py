@@ -2,27 +2,7 @@
 
 import os
 
-from picbench.experiments.measurements import (
-    DecodeShared,
-    DepthPage,
-    Kernels,
-    Outcome,
-    ScoredPage,
-)
-
-
-def scored_page(settings: ScoredPage) -> Outcome:
-    """See `ScoredPage`."""
-    from picbench.experiments import algorithms_page
-
-    return Outcome(algorithms_page.write(settings.parts, settings.output))
-
-
-def depth_page(settings: DepthPage) -> Outcome:
-    """See `DepthPage`."""
-    from picbench.experiments import depth
-
-    return Outcome(depth.write(settings.parts, settings.output))
+from picbench.run.measurements import DecodeShared, Kernels, Outcome
 
 
 def kernels(settings: Kernels) -> Outcome:

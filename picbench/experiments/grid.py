@@ -24,11 +24,6 @@ from picbench.engines.ledger import summarise
 from picbench.engines.request import Request, Result
 from picbench.errors import EngineError, IncomparableRuns
 from picbench.experiments.host_cores import QuietCores
-from picbench.experiments.measurements import BreakEven, ProfileCheck
-from picbench.experiments.runner import (
-    Described,
-    Engines,
-)
 from picbench.profile.grid import (
     ALONE,
     BURST,
@@ -36,6 +31,8 @@ from picbench.profile.grid import (
     GridFacts,
     GridPoint,
 )
+from picbench.run.measurements import BreakEven, ProfileCheck
+from picbench.run.runner import Described, Engines
 from picbench.run.schedule import ChunkOrder, to_request
 from picbench.store import provenance
 from picbench.workloads import models

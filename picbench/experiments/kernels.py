@@ -22,8 +22,6 @@ import torch
 from torch import Tensor
 
 from picbench.errors import ConfigError
-from picbench.experiments.measurements import DecodeShared, Kernels, Outcome
-from picbench.experiments.page import Spread, page, save, update_summary
 from picbench.experiments.per_chunk_flash import SegmentBatch, decode_segments, segments_of
 from picbench.experiments.scenes import (
     Scene,
@@ -44,7 +42,9 @@ from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.shape import HeadShape
+from picbench.run.measurements import DecodeShared, Kernels, Outcome
 from picbench.store import provenance
+from picbench.tables.page import Spread, page, save, update_summary
 from picbench.tables.table import NOTHING, table
 
 #: Llama-3.1-8B's and Mistral-7B's heads.

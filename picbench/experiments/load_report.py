@@ -19,18 +19,9 @@ from picbench.engines.engine import Engine
 from picbench.engines.ledger import summarise
 from picbench.engines.request import Chunk, Request, Result
 from picbench.errors import ConfigError, InvalidRun, closest
-from picbench.experiments.measurements import LoadReport
-from picbench.experiments.page import (
-    WHERE,
-    Columns,
-    Found,
-    by_round,
-    first_lines,
-    mean_ratio,
-    page,
-    spreads,
-)
-from picbench.experiments.runner import (
+from picbench.experiments.waves import CostGuess, as_stock, p99, serve_beside
+from picbench.run.measurements import LoadReport
+from picbench.run.runner import (
     Cell,
     ExperimentPlan,
     Measure,
@@ -42,9 +33,18 @@ from picbench.experiments.runner import (
     random_chunks,
     random_text,
 )
-from picbench.experiments.waves import CostGuess, as_stock, p99, serve_beside
 from picbench.run.schedule import to_request
 from picbench.run.traffic_file import parse_traffic
+from picbench.tables.page import (
+    WHERE,
+    Columns,
+    Found,
+    by_round,
+    first_lines,
+    mean_ratio,
+    page,
+    spreads,
+)
 from picbench.tables.table import NOTHING, table
 from picbench.workloads import models
 from picbench.workloads.traffic.chunk_source import build

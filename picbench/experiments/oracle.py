@@ -20,10 +20,10 @@ from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.engines.self_check import TOLERANCE
 from picbench.errors import ConfigError, closest
-from picbench.experiments.measurements import Architectures, OracleCheck, Outcome
-from picbench.experiments.page import page, save
-from picbench.experiments.runner import random_tokens
+from picbench.run.measurements import Architectures, OracleCheck, Outcome
+from picbench.run.runner import random_tokens
 from picbench.store import provenance
+from picbench.tables.page import page, save
 from picbench.tables.table import table
 from picbench.workloads import models
 from picbench.workloads.models.architectures import Architecture, architectures, write

@@ -35,22 +35,6 @@ from picbench.experiments.grid import (
     read_grids,
     refuse_other_engines,
 )
-from picbench.experiments.measurements import Outcome, ProfileCheck
-from picbench.experiments.page import page
-from picbench.experiments.runner import (
-    UNFINISHED,
-    Cell,
-    CellRecord,
-    Described,
-    Engines,
-    ExperimentPlan,
-    Launcher,
-    Say,
-    TimeBudget,
-    run,
-    say,
-    share,
-)
 from picbench.files import locked, write_json, write_whole
 from picbench.profile.grid import (
     ALONE,
@@ -71,6 +55,22 @@ from picbench.profile.profile import (
     profile_trace,
 )
 from picbench.profile.traces import Encode, read_trace_file
+from picbench.run.measurements import Outcome, ProfileCheck
+from picbench.run.runner import (
+    UNFINISHED,
+    Cell,
+    CellRecord,
+    Described,
+    Engines,
+    ExperimentPlan,
+    Launcher,
+    Say,
+    TimeBudget,
+    run,
+    say,
+    share,
+)
+from picbench.tables.page import page
 from picbench.tables.table import NOTHING, table
 from picbench.workloads.sample import Sample
 from picbench.workloads.traffic.corpus import from_tokens

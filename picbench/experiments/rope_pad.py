@@ -19,9 +19,8 @@ from picbench.engines.footprint import GpuFootprint
 from picbench.engines.model_config import read_model_config
 from picbench.engines.request import Chunk, Request, Result
 from picbench.experiments.engine_speed import times_of
-from picbench.experiments.measurements import Outcome, RopePadAblation
-from picbench.experiments.page import Found, Spread, page, save
-from picbench.experiments.runner import (
+from picbench.run.measurements import Outcome, RopePadAblation
+from picbench.run.runner import (
     ArmFigures,
     ArmsRecord,
     ExperimentPlan,
@@ -39,6 +38,7 @@ from picbench.run.schedule import to_request
 from picbench.run.workload import load_workload
 from picbench.settings import parse_config
 from picbench.store import provenance
+from picbench.tables.page import Found, Spread, page, save
 from picbench.tables.table import NOTHING, table
 from picbench.workloads.testbed import DATASETS, answer, model_path
 from picbench.workloads.testbed.prompt import dataset

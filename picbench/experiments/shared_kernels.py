@@ -26,8 +26,6 @@ from picbench.experiments.kernels import (
     spreads,
     stock_arm,
 )
-from picbench.experiments.measurements import DecodeShared, Outcome
-from picbench.experiments.page import page, update_summary
 from picbench.experiments.scenes import TOLERANCE, ChunkReads, Scene, draw, rope_table
 from picbench.kernels.cuda.decode.attention import read_tiles
 from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
@@ -44,6 +42,8 @@ from picbench.kernels.cuda.decode.shared.sharing_costs import (
 )
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.shape import HeadShape
+from picbench.run.measurements import DecodeShared, Outcome
+from picbench.tables.page import page, update_summary
 from picbench.tables.table import NOTHING, table
 
 #: Every cell with two readers is shared, whatever it costs.

@@ -16,8 +16,8 @@ from pathlib import Path
 import click
 
 from picbench.errors import ConfigError, InvalidRun, closest
-from picbench.experiments.measurements import AllSteps, Outcome
 from picbench.files import write_whole
+from picbench.run.measurements import AllSteps, Outcome
 from picbench.store import provenance
 from picbench.workloads import models
 from picbench.workloads.testbed import model_path

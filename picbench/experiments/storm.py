@@ -15,10 +15,10 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.errors import ConfigError
-from picbench.experiments.measurements import Outcome, Storm
-from picbench.experiments.page import page, save
-from picbench.experiments.runner import random_tokens
+from picbench.run.measurements import Outcome, Storm
+from picbench.run.runner import random_tokens
 from picbench.store import provenance
+from picbench.tables.page import page, save
 from picbench.tables.table import table
 from picbench.workloads import models
 from picbench.workloads.models.shapes import all_shapes, materialise

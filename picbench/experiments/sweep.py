@@ -19,6 +19,7 @@ from picbench.engines.chunk_cache.tiers.kinds import without_credentials
 from picbench.engines.footprint import GpuFootprint
 from picbench.engines.model_config import read_model_config
 from picbench.errors import ConfigError, PicBenchError, closest
+from picbench.figures.run import write_run_files
 from picbench.files import check_place, write_json, write_whole
 from picbench.run.arm import parse_arms
 from picbench.run.job import Job, prepare
@@ -626,7 +627,7 @@ class SweepRun:
                 execute(job, self._services.launch, progress)
         except PicBenchError as error:
             return plan.cell.reason(error)
-        for line in self._services.files(plan.cell.path):
+        for line in (self._services.files or write_run_files)(plan.cell.path):
             self._say(f"{plan.cell.name}: {line}")
         return None
 

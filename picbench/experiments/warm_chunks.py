@@ -21,9 +21,8 @@ from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm.launch import launch_apart
 from picbench.errors import EngineError, InvalidRun
 from picbench.experiments.host_cores import busy_cores
-from picbench.experiments.measurements import Outcome, WarmChunks
-from picbench.experiments.page import WHERE, Spread, page, save, update_summary
-from picbench.experiments.runner import (
+from picbench.run.measurements import Outcome, WarmChunks
+from picbench.run.runner import (
     ArmsRecord,
     Cell,
     Engines,
@@ -37,6 +36,7 @@ from picbench.experiments.runner import (
     say,
 )
 from picbench.run.server import Server
+from picbench.tables.page import WHERE, Spread, page, save, update_summary
 from picbench.tables.table import NOTHING, table
 
 

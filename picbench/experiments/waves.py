@@ -13,8 +13,8 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result
 from picbench.errors import InvalidRun
-from picbench.experiments.measurements import Served
-from picbench.experiments.runner import ServedArm, engine_of, random_chunks, random_text
+from picbench.run.measurements import Served
+from picbench.run.runner import ServedArm, engine_of, random_chunks, random_text
 
 #: Requests that are planned and submitted before each step, while there are any.
 AHEAD = 8

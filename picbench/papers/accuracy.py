@@ -9,10 +9,12 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from picbench.compare.intervals import ratio_interval
 from picbench.errors import ConfigError
-from picbench.experiments import serve_arms
-from picbench.experiments.arm_scores import (
+from picbench.figures.canvas import Panel
+from picbench.figures.panels import Spot, draw_dots
+from picbench.files import write_whole
+from picbench.papers import serve_arms
+from picbench.papers.arm_scores import (
     FULL,
     Case,
     RowInterval,
@@ -21,9 +23,6 @@ from picbench.experiments.arm_scores import (
     file_name,
     read_parts,
 )
-from picbench.figures.canvas import Panel
-from picbench.figures.panels import Spot, draw_dots
-from picbench.files import write_whole
 from picbench.papers.data import START, Columns, columns_table, mean_value, report_table
 from picbench.papers.judge import (
     BASE,
@@ -47,6 +46,7 @@ from picbench.papers.settings import (
     arm_names,
     read_yaml,
 )
+from picbench.statistics.intervals import ratio_interval
 from picbench.tables.table import NOTHING, Table, Value
 from picbench.tables.table import table as markdown_table
 from picbench.workloads import datasets, models

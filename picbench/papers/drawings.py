@@ -6,7 +6,6 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean, mode, stdev
 
-from picbench.experiments.arm_scores import RowInterval, ratio_of
 from picbench.figures.canvas import Panel
 from picbench.figures.panels import (
     Spot,
@@ -17,6 +16,7 @@ from picbench.figures.panels import (
     draw_time,
     percent_floor,
 )
+from picbench.papers.arm_scores import RowInterval, ratio_of
 from picbench.papers.data import ExperimentData, quartiles
 from picbench.papers.judge import TESTBED, Evidence, ends
 from picbench.papers.settings import Drawing, Published

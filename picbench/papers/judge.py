@@ -12,7 +12,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from picbench.compare.intervals import (
+from picbench.errors import ConfigError, DataError
+from picbench.files import write_json, write_whole
+from picbench.papers.arm_scores import Case, ScoredPart, read_parts
+from picbench.papers.data import ExperimentData, read_all
+from picbench.papers.settings import Bounds, Claim, NotMeasured, RunQuantity, ScoreQuantity, Verdict
+from picbench.statistics.intervals import (
     FEW,
     Interval,
     MeanBootstrap,
@@ -21,11 +26,6 @@ from picbench.compare.intervals import (
     ratio_interval,
     sum_clusters,
 )
-from picbench.errors import ConfigError, DataError
-from picbench.experiments.arm_scores import Case, ScoredPart, read_parts
-from picbench.files import write_json, write_whole
-from picbench.papers.data import ExperimentData, read_all
-from picbench.papers.settings import Bounds, Claim, NotMeasured, RunQuantity, ScoreQuantity, Verdict
 from picbench.tables import table as markdown
 
 #: The model that an arm without a model is one of, and what pages call its weights.
@@ -109,7 +109,7 @@ def level_of(cells: int) -> float:
 def unseen(first: Sequence[float], second: Sequence[float], level: float) -> float:
     """The share of rows that may differ although none of these does; 0 where some do.
 
-    See `picbench.compare.significance`; `level` is the probability that no more do.
+    See `picbench.statistics.significance`; `level` is the probability that no more do.
     """
     if any(a != b for a, b in zip(first, second, strict=True)):
         return 0.0

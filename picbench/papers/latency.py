@@ -17,17 +17,6 @@ from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import PicBenchError
-from picbench.experiments.runner import (
-    Cell,
-    Described,
-    Engines,
-    ExperimentPlan,
-    ServedArm,
-    TimeBudget,
-    add_figures,
-    random_tokens,
-    run,
-)
 from picbench.figures.picture import example_picks, planned_tokens
 from picbench.files import write_json
 from picbench.papers.data import (
@@ -48,6 +37,17 @@ from picbench.papers.settings import (
     LatencySettings,
     RowExperiment,
     RowSettings,
+)
+from picbench.run.runner import (
+    Cell,
+    Described,
+    Engines,
+    ExperimentPlan,
+    ServedArm,
+    TimeBudget,
+    add_figures,
+    random_tokens,
+    run,
 )
 from picbench.store import provenance
 from picbench.workloads import models

@@ -12,7 +12,6 @@ import numpy as np
 
 from picbench.engines.config import EngineConfig
 from picbench.errors import InvalidRun
-from picbench.experiments.runner import TimeBudget
 from picbench.papers.data import (
     START,
     ExperimentData,
@@ -30,6 +29,7 @@ from picbench.run.arm import SharedEngines, shareable
 from picbench.run.job import Job, prepare
 from picbench.run.progress import LaterProgress, Progress
 from picbench.run.resume import can_resume
+from picbench.run.runner import TimeBudget
 from picbench.run.session import Launch, Services, execute_all
 from picbench.run.traffic_file import TrafficWriter, Written
 from picbench.settings import parse_config

@@ -7,10 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from picbench.experiments import serve_arms
-from picbench.experiments.arm_scores import ARMS_OF
-from picbench.experiments.runner import TimeBudget, share
 from picbench.files import locked
+from picbench.papers import serve_arms
+from picbench.papers.arm_scores import ARMS_OF
 from picbench.papers.data import QUESTION, START, StoredPoint, expected_arm, expected_load
 from picbench.papers.latency import LatencyRun, measure_attention, measure_latencies, measure_layers
 from picbench.papers.load import (
@@ -32,6 +31,7 @@ from picbench.papers.settings import (
     points,
     read_published,
 )
+from picbench.run.runner import TimeBudget, share
 from picbench.run.session import Services
 from picbench.run.traffic_file import TrafficWriter
 from picbench.store.writer import MANIFEST

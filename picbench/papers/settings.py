@@ -11,10 +11,10 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from picbench.compare.intervals import Interval
 from picbench.errors import ConfigError, closest, first_refusal
 from picbench.run.arm import parse_arms
 from picbench.run.traffic_file import TrafficConfig, parse_traffic
+from picbench.statistics.intervals import Interval
 
 #: What a claim's intervals say of it.
 Verdict = Literal["holds", "fails", "undecided"]

@@ -19,7 +19,6 @@ import numpy as np
 from scipy.optimize import brentq, nnls  # type: ignore[import-untyped]
 from scipy.special import ndtr  # type: ignore[import-untyped]
 
-from picbench.compare.intervals import order_interval
 from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
 from picbench.profile.grid import (
@@ -39,6 +38,7 @@ from picbench.profile.profile import (
     mean_size,
     serve_loop,
 )
+from picbench.statistics.intervals import order_interval
 
 #: How many different observations more than costs are needed at least.
 _SPARE = 2

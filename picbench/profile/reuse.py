@@ -19,7 +19,7 @@ from picbench.profile.blocks import (
     blocks_of,
 )
 from picbench.profile.traces import TracedRequest, TraceSegment
-from picbench.run.schedule import ContextIndex
+from picbench.workloads.prompts.chunk_order import ContextIndex
 
 
 @dataclass(frozen=True, slots=True)

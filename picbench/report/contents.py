@@ -18,11 +18,17 @@ from picbench.compare.arm import (
 )
 from picbench.compare.comparison import ComparisonSettings, RunComparison, adjusted, compare_in_run
 from picbench.compare.formats import drift_words
-from picbench.compare.intervals import Interval, Quantile, StudentMean, sum_clusters, values_needed
-from picbench.compare.significance import Loss, loss_bounds, unseen_share
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.run.result import late_kernels, slow_tiers
+from picbench.statistics.intervals import (
+    Interval,
+    Quantile,
+    StudentMean,
+    sum_clusters,
+    values_needed,
+)
+from picbench.statistics.significance import Loss, loss_bounds, unseen_share
 from picbench.store.manifest import FINAL
 from picbench.store.reader import Run, Series, check_rows
 from picbench.store.records import SampleRow, Tally

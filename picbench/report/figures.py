@@ -12,10 +12,10 @@ from markupsafe import Markup
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.errors import ConfigError
-from picbench.metrics import METRICS, SCORE
 from picbench.report.contents import RunContents
 from picbench.store.manifest import FINAL
 from picbench.store.reader import Run
+from picbench.tables.metrics import METRICS, SCORE
 
 #: Elements that a figure may have in a page, and attributes that it may not.
 _ELEMENTS = {"svg", "g", "path", "use", "text", "tspan", "defs"}

@@ -12,11 +12,11 @@ from picbench.compare.formats import (
     quantile_method,
     run_notes,
 )
-from picbench.compare.intervals import Interval
-from picbench.compare.significance import Loss
-from picbench.metrics import SCORE, Metric, metrics_shown
 from picbench.report.contents import ArmFacts, RunContents, drop_at_most, ratio_ends, unseen_loss
+from picbench.statistics.intervals import Interval
+from picbench.statistics.significance import Loss
 from picbench.store.summary import BASELINE
+from picbench.tables.metrics import SCORE, Metric, metrics_shown
 from picbench.tables.run import cache_lines
 from picbench.tables.table import NOTHING, Column, Shown, Table, Value
 

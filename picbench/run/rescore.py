@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from picbench.errors import ConfigError
-from picbench.files import hold, write_json
+from picbench.files import write_json
 from picbench.run.workload import make_grader
 from picbench.store.manifest import FINAL
 from picbench.store.reader import Run, check_rows, read_run
 from picbench.store.records import Grader, SampleRow
 from picbench.store.summary import ScoreSummary, count_outcomes, summarise_scores
-from picbench.store.writer import MANIFEST, SAMPLES, SUMMARY, write_rows
+from picbench.store.writer import MANIFEST, SAMPLES, SUMMARY, hold, write_rows
 from picbench.workloads import datasets, models
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.scoring import METRICS, find_scorer, scorer_by_name

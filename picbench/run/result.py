@@ -13,11 +13,11 @@ from rich.text import Text
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.engines.config import BLOCK_SIZE
 from picbench.errors import ConfigError
-from picbench.metrics import metrics_shown
 from picbench.run.job import Job
 from picbench.settings import RunConfig
 from picbench.store.reader import Run, read_run
 from picbench.store.summary import ArmSummary
+from picbench.tables.metrics import metrics_shown
 from picbench.tables.run import cache_lines, memory_lines, run_table, server_lines, stalled, verdict
 from picbench.tables.table import WIDTH, PipedConsole
 

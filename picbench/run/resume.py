@@ -8,11 +8,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from picbench.errors import ConfigError, IncomparableRuns
-from picbench.files import is_held
 from picbench.store import provenance
 from picbench.store.manifest import FINAL, Attempt
 from picbench.store.reader import Run, read_run
-from picbench.store.writer import MANIFEST, StoredBatch, check_free, cut, read_batches
+from picbench.store.writer import MANIFEST, StoredBatch, check_free, cut, is_held, read_batches
 
 #: What must be the same for a run to be resumed, beside the processor.
 _CHECKED = ("python", "packages", "gpus", "git", "environment")

@@ -8,16 +8,15 @@ Requests that arrive at times of their own (an open loop) cannot be cut into gro
 draining the queue that they build up. There each arm serves all of them, and then the next arm.
 """
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import EngineError, InvalidRun
 from picbench.run.arm import ArmServer
 from picbench.store.records import ArmBatch, Failure, GroupResult
+from picbench.workloads.prompts.chunk_order import ContextIndex
 from picbench.workloads.sample import Sample, SampleSegment
 
 #: What an arm gets in place of some samples: the same ones, prompts changed or not.
@@ -146,17 +145,6 @@ def _segment(segment: SampleSegment) -> Text | Chunk:
     return Chunk(tokens=segment.tokens, document=document)
 
 
-#: A segment of a prompt: whether it is a chunk, what tells it apart, its tokens.
-Ordered = tuple[bool, Hashable, int]
-
-
-@dataclass(slots=True)
-class _Context:
-    """What followed a beginning that prompts have in common, the first one first."""
-
-    following: dict[Hashable, "_Context"] = field(default_factory=dict)
-
-
 class ChunkOrder:
     """Reorders the chunks of prompts, and remembers what it made of them.
 
@@ -180,70 +168,3 @@ class ChunkOrder:
             return sample
         order = self._index.arrange(items)
         return replace(sample, segments=tuple(sample.segments[place] for place in order))
-
-
-class ContextIndex:
-    """The orders that prompts were sent in, whatever tells their segments apart."""
-
-    def __init__(self) -> None:
-        self._sent = _Context()
-        self._uses: Counter[Hashable] = Counter()
-        self._first: dict[Hashable, int] = {}
-
-    def arrange(self, items: Sequence[Ordered]) -> list[int]:
-        """The places of a prompt's segments in the order to send them in; see `ChunkOrder`."""
-        order = list(self._arranged(items))
-        self.note([items[place] for place in order])
-        return order
-
-    def note(self, items: Iterable[Ordered]) -> None:
-        """Remember a prompt as it is sent."""
-        at = self._sent
-        chunks = set()
-        for chunk, name, _ in items:
-            at = at.following.setdefault(name, _Context())
-            if chunk:
-                self._first.setdefault(name, len(self._first))
-                chunks.add(name)
-        self._uses.update(chunks)
-
-    def _arranged(self, items: Sequence[Ordered]) -> Iterator[int]:
-        at: _Context | None = self._sent
-        used: set[Hashable] = set()
-        for chunk, group in groupby(range(len(items)), lambda place: items[place][0]):
-            found = list(group)
-            if chunk:
-                given: dict[Hashable, int] = {}
-                for place in found:
-                    if items[place][1] not in used:
-                        given.setdefault(items[place][1], place)
-                lengths = {name: items[place][2] for name, place in given.items()}
-                found = [given[name] for name in self._order(lengths, at)]
-                used |= given.keys()
-            for place in found:
-                at = at.following.get(items[place][1]) if at else None
-                yield place
-
-    def _order(self, given: Mapping[Hashable, int], at: _Context | None) -> list[Hashable]:
-        begin = _longest(at, given) if at else ()
-        rest = [name for name in given if name not in begin]
-        return [*begin, *sorted(rest, key=self._rank)]
-
-    def _rank(self, name: Hashable) -> tuple[int, int]:
-        return -self._uses[name], self._first.get(name, len(self._first))
-
-
-def _longest(at: _Context, given: Mapping[Hashable, int]) -> tuple[Hashable, ...]:
-    """The longest sequence, in tokens, of given chunks that followed; of equal ones the first."""
-    best: tuple[Hashable, ...] = ()
-    most = 0
-    waiting: list[tuple[_Context, tuple[Hashable, ...], int]] = [(at, (), 0)]
-    while waiting:
-        context, path, length = waiting.pop()
-        if length > most:
-            best, most = path, length
-        following = [name for name in context.following if name in given]
-        for name in reversed(following):
-            if name not in path:
-                waiting.append((context.following[name], (*path, name), length + given[name]))
-    return best

@@ -14,7 +14,6 @@ from picbench.engines.algorithms import Reuse
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import MemoryUse
 from picbench.errors import ConfigError, EngineError, InvalidRun
-from picbench.files import hold
 from picbench.run.arm import Arm, ArmServer, Fleet, open_fleet
 from picbench.run.cache_state import summarise_cache
 from picbench.run.job import Job, gpu_memory
@@ -42,7 +41,7 @@ from picbench.store.manifest import (
 from picbench.store.reader import Run, read_run
 from picbench.store.records import ArmBatch, Failure, SampleRow, ServedReply, Tally, to_rows
 from picbench.store.summary import BASELINE, ArmSummary, provenance_of, summarise, summarise_memory
-from picbench.store.writer import MANIFEST, RunDirectory, log_name
+from picbench.store.writer import MANIFEST, RunDirectory, hold, log_name
 from picbench.workloads.facts import chunk_sets
 from picbench.workloads.models import load_tokenizer
 
@@ -166,24 +165,19 @@ Launch = Callable[[str, EngineConfig, Path], ArmServer]
 Start = Callable[[Callable[[str], Path]], AbstractContextManager[Fleet]]
 
 
-def _run_files(path: Path) -> Iterator[str]:
-    from picbench.figures.run import write_run_files
-
-    return write_run_files(path)
-
-
 @dataclass(frozen=True, slots=True)
 class Services:
     """Where workloads come from, how engines start, and on which GPUs; tests bring their own.
 
     `memory` gives the bytes of each of so many GPUs, None where engines use none. `files` makes
-    tables and figures of a run directory, and yields a line for each that it cannot make.
+    tables and figures of a run directory, and yields a line for each that it cannot make; None is
+    `picbench.figures.run.write_run_files`.
     """
 
     load: Callable[[RunConfig], Workload] = load_workload
     launch: Launch = launch
     memory: Callable[[int], int | None] = gpu_memory
-    files: Callable[[Path], Iterator[str]] = _run_files
+    files: Callable[[Path], Iterator[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from time import monotonic
@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.errors import ConfigError
-from picbench.files import LOCK, check_place, naming, parse_line, whole_file, write_json
+from picbench.files import LOCK, check_place, locked_at, naming, parse_line, whole_file, write_json
 from picbench.store.manifest import SCHEMA
 from picbench.store.records import ArmBatch, GroupResult, SampleRow, ServerCounts
 from picbench.workloads.facts import ChunkSet, chunk_id
@@ -457,3 +457,26 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"`output` {path}: cannot be written: {error.strerror}", hint="name another folder"
     )
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold a folder; raises ConfigError where another process, or this one already, does."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked_at(folder / LOCK, timeout=0))
+        except TimeoutError as error:
+            raise ConfigError(
+                f"`output` {folder}: another process is writing this run",
+                hint="wait until it has ended, or name another folder",
+            ) from error
+        yield
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process holds a folder."""
+    try:
+        with hold(folder):
+            return False
+    except ConfigError:
+        return True

@@ -10,10 +10,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from picbench.engines.ledger import MemoryUse
-from picbench.metrics import Metric, metrics_shown
 from picbench.store.reader import Run
 from picbench.store.records import ServerCounts
 from picbench.store.summary import BASELINE, ArmSummary, CacheSummary, DecayWindow, labels_of
+from picbench.tables.metrics import Metric, metrics_shown
 from picbench.tables.table import NOTHING, Column, Shown, Table
 
 if TYPE_CHECKING:

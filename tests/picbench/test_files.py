@@ -121,7 +121,7 @@ def test_a_folder_is_held_once(tmp_path: Path) -> None:
 def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from picbench.files import hold\n"
+        "from picbench.store.writer import hold\n"
         f"with hold(Path({str(tmp_path)!r})): print('held', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 from harness_fakes import Harness, make_sample, run_fakes
 
-from picbench import metrics
-from picbench.metrics import METRICS, Metric, Pairing, metrics_paired, metrics_shown, metrics_table
 from picbench.run.result import headline
 from picbench.store.reader import Run, read_run
+from picbench.tables import metrics
+from picbench.tables.metrics import (
+    METRICS,
+    Metric,
+    Pairing,
+    metrics_paired,
+    metrics_shown,
+    metrics_table,
+)
 from picbench.tables.run import as_markdown
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -22,7 +29,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_the_document_has_every_metric() -> None:
-    assert metrics_table() in DOCUMENT.read_text(), "paste what python -m picbench.metrics prints"
+    assert metrics_table() in DOCUMENT.read_text(), (
+        "paste what python -m picbench.tables.metrics prints"
+    )
 
 
 def test_values_are_those_of_the_summary_and_of_rows(run: Run) -> None:

@@ -12,9 +12,10 @@ from click.testing import CliRunner, Result
 
 from picbench.cli import main
 from picbench.errors import InvalidRun
-from picbench.experiments import cpu_kernels, measurements, steps
-from picbench.experiments.measurements import MEASUREMENTS, Outcome
+from picbench.experiments import cpu_kernels, steps
 from picbench.experiments.steps import CheckStep
+from picbench.run import measurements
+from picbench.run.measurements import MEASUREMENTS, Outcome
 from picbench.settings import SettingsModel
 from picbench.store import provenance
 
@@ -101,7 +102,7 @@ def test_flags_are_settings_of_the_measurement(
 
 def test_every_measurement_has_a_function() -> None:
     for found in MEASUREMENTS:
-        assert callable(resolve_name(f"picbench.experiments.{found.function}"))
+        assert callable(resolve_name(f"picbench.{found.function}"))
 
 
 def test_scores_and_other_files_have_folders_of_their_own(asked: Asked) -> None:

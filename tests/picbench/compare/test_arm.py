@@ -22,8 +22,8 @@ from picbench.compare.arm import (
     compare_arms,
     measured_arms,
 )
-from picbench.compare.significance import Loss
 from picbench.errors import IncomparableRuns
+from picbench.statistics.significance import Loss
 from picbench.store.reader import read_run
 from picbench.store.writer import SAMPLES
 

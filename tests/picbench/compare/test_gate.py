@@ -19,7 +19,7 @@ from picbench.compare.baseline import (
     with_relative_times,
 )
 from picbench.compare.gate import Check, GateVerdict, judge_arms
-from picbench.metrics import Pairing, metrics_paired
+from picbench.tables.metrics import Pairing, metrics_paired
 
 OK, REGRESSION, INCONCLUSIVE = GateVerdict.OK, GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from measured_arms import known
 from scipy import stats  # type: ignore[import-untyped]
 
-from picbench.compare.intervals import (
+from picbench.statistics.intervals import (
     ClusterSums,
     CrossedMean,
     MeanBootstrap,
@@ -23,7 +23,7 @@ from picbench.compare.intervals import (
     sum_clusters,
     values_needed,
 )
-from picbench.compare.significance import sign_flip
+from picbench.statistics.significance import sign_flip
 
 
 def test_sums_and_counts_are_by_cluster() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from measured_arms import known
 from scipy import stats  # type: ignore[import-untyped]
 
-from picbench.compare.intervals import sum_clusters
-from picbench.compare.significance import (
+from picbench.statistics.intervals import sum_clusters
+from picbench.statistics.significance import (
     Loss,
     Paired,
     clusters_without_loss,

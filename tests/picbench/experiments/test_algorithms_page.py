@@ -9,8 +9,8 @@ from harness_fakes import GPU_FACTS
 from printed_figure import check_printed
 
 from picbench.errors import DataError
-from picbench.experiments.algorithms_page import ORDERS, PublishedOrder, frontier, judge, write
-from picbench.experiments.arm_scores import ArmRows, Case, ScoredPart, arms_of, score_arms
+from picbench.papers.algorithms_page import ORDERS, PublishedOrder, frontier, judge, write
+from picbench.papers.arm_scores import ArmRows, Case, ScoredPart, arms_of, score_arms
 
 OWN = "mepic:anchored=on:context=document"
 COSTLY = "mepic:anchored=on"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from picbench.engines.algorithms import Registry, names, parse
 from picbench.errors import ConfigError, DataError
-from picbench.experiments.arm_scores import (
+from picbench.papers.arm_scores import (
     ARMS_OF,
     DROP_ARMS,
     MEPIC,

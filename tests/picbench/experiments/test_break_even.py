@@ -29,8 +29,6 @@ from picbench.experiments.grid import (
     plan_grid,
     read_grids,
 )
-from picbench.experiments.measurements import BreakEven
-from picbench.experiments.runner import CellProgress
 from picbench.figures.canvas import FORMATS
 from picbench.profile.grid import (
     ALONE,
@@ -43,6 +41,8 @@ from picbench.profile.grid import (
     read_grid,
     write_grid,
 )
+from picbench.run.measurements import BreakEven
+from picbench.run.runner import CellProgress
 
 FACTS = GridFacts("a machine", {"vllm": "1", "commit": "a"}, "m", "float32", 1024, 100, 4, "")
 SETTINGS = read_grids()["cpu"]

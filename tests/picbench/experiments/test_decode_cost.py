@@ -30,7 +30,7 @@ from picbench.experiments.engine_speed import (
     time_replies,
 )
 from picbench.experiments.engine_speed import render_decode_cost as render
-from picbench.experiments.measurements import DecodePlanned
+from picbench.run.measurements import DecodePlanned
 from picbench.workloads import models
 
 FACTS = {

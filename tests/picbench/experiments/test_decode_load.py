@@ -24,9 +24,6 @@ from picbench.experiments.decode_load import (
     render_load,
     sharing_plan,
 )
-from picbench.experiments.measurements import DecodeUnderLoad
-from picbench.experiments.page import update_summary
-from picbench.experiments.runner import RoundsRecord
 from picbench.experiments.waves import (
     DecodeScene,
     WaveTimes,
@@ -34,6 +31,9 @@ from picbench.experiments.waves import (
     decode_figures,
     decode_wave,
 )
+from picbench.run.measurements import DecodeUnderLoad
+from picbench.run.runner import RoundsRecord
+from picbench.tables.page import update_summary
 
 SCENE = DecodeScene(4, 2, 4, 40, 9, 12)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from picbench.errors import DataError
-from picbench.experiments import depth
-from picbench.experiments.depth import (
+from picbench.figures import canvas as paper_canvas
+from picbench.papers import depth
+from picbench.papers.depth import (
     CUTS,
     RowPlace,
     bins_of,
@@ -18,7 +19,6 @@ from picbench.experiments.depth import (
     heat_map,
     mean_of,
 )
-from picbench.figures import canvas as paper_canvas
 from picbench.workloads.sources.row import DatasetRow
 
 RESULTS = Path(__file__).parents[3] / "results" / "testbed"

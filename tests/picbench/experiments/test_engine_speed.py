@@ -22,8 +22,8 @@ from picbench.experiments.engine_speed import (
 )
 from picbench.experiments.engine_speed import SMALL_CHUNK as CHUNK
 from picbench.experiments.engine_speed import SMALL_QUESTION as QUESTION
-from picbench.experiments.measurements import SmallSteps
-from picbench.experiments.page import ratio_figures
+from picbench.run.measurements import SmallSteps
+from picbench.tables.page import ratio_figures
 
 FACTS = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "repeats": 2}
 

@@ -28,8 +28,8 @@ from picbench.experiments.grid import (
     read_grids,
     serve_cells,
 )
-from picbench.experiments.runner import share
 from picbench.profile.grid import ALONE, BURST
+from picbench.run.runner import share
 from picbench.workloads.traffic.corpus import from_tokens
 
 GRIDS = read_grids()

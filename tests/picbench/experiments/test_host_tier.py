@@ -11,7 +11,7 @@ from harness_fakes import GPU_FACTS
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import InvalidRun
-from picbench.experiments.host_tier import (
+from picbench.experiments.tiers import (
     CHECKED,
     HOST,
     HOST_TIER,
@@ -24,8 +24,8 @@ from picbench.experiments.host_tier import (
     host_tier_plan,
     load,
 )
-from picbench.experiments.measurements import HostTier
-from picbench.experiments.page import ratio_figures
+from picbench.run.measurements import HostTier
+from picbench.tables.page import ratio_figures
 
 SCENE = HostTierScene(chunks=2, length=48, question=5, others=3, arrivals=2, gap=10, reply=40)
 

@@ -26,8 +26,8 @@ from picbench.experiments.load_report import (
     render_report,
     stream_figures,
 )
-from picbench.experiments.measurements import LoadReport
-from picbench.experiments.runner import ExperimentPlan, RoundsRecord
+from picbench.run.measurements import LoadReport
+from picbench.run.runner import ExperimentPlan, RoundsRecord
 
 TRAFFIC = LoadTraffic(4, 2, 20, 4, 2, reply=4)
 

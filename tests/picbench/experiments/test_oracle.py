@@ -12,8 +12,8 @@ from picbench.engines.engine import Engine
 from picbench.engines.oracle import Oracle, epic, full, mepic, naive
 from picbench.errors import ConfigError
 from picbench.experiments import oracle as checking
-from picbench.experiments.measurements import Architectures
 from picbench.experiments.oracle import ArchitectureVerdict, cases, check
+from picbench.run.measurements import Architectures
 from picbench.workloads.models.architectures import Architecture, architectures, write
 
 RESULTS = Path(__file__).parents[3] / "results" / "gpu" / "architectures.json"

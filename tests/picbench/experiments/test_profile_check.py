@@ -19,7 +19,6 @@ from picbench.experiments.grid import (
     plan_grid,
     read_grids,
 )
-from picbench.experiments.measurements import ProfileCheck
 from picbench.experiments.profile_check import (
     CheckedFigure,
     CheckedRepeat,
@@ -33,7 +32,6 @@ from picbench.experiments.profile_check import (
     slowness_by_kind,
     summarise_figures,
 )
-from picbench.experiments.runner import Cell
 from picbench.profile.grid import (
     ALONE,
     BURST,
@@ -52,6 +50,8 @@ from picbench.profile.profile import (
     TrafficSums,
 )
 from picbench.profile.reuse import ReuseTotals
+from picbench.run.measurements import ProfileCheck
+from picbench.run.runner import Cell
 
 SETTINGS = read_grids()["cpu"]
 FACTS = GridFacts("a machine", {"commit": "abc"}, "m", "float32", 1 << 20, 100, 4, "")

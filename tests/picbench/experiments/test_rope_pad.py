@@ -16,7 +16,6 @@ from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Chunk, Hits, Request, Result, Text, Timings, TokenCounts
 from picbench.engines.vllm.device import CPU, find
 from picbench.experiments import rope_pad
-from picbench.experiments.measurements import RopePadAblation
 from picbench.experiments.rope_pad import (
     PairedScores,
     ScoredPrompt,
@@ -31,6 +30,7 @@ from picbench.experiments.rope_pad import (
     timed_plan,
     times,
 )
+from picbench.run.measurements import RopePadAblation
 
 ASKED = RopePadAblation(
     model="testbed", device="cpu", dtype="float32", chunks=8, repeats=2, rows=11, commit="abc"

@@ -18,9 +18,9 @@ from local_servers import LocalLauncher, note
 
 from picbench.engines.config import EngineConfig
 from picbench.errors import ConfigError, EngineError
-from picbench.experiments.measurements import InRounds, Measured, Outcome
-from picbench.experiments.page import FigureRatio, FigureTable
-from picbench.experiments.runner import (
+from picbench.files import write_json
+from picbench.run.measurements import InRounds, Measured, Outcome
+from picbench.run.runner import (
     ArmsRecord,
     Cell,
     Experiment,
@@ -34,8 +34,8 @@ from picbench.experiments.runner import (
     share,
     started_engines,
 )
-from picbench.files import write_json
 from picbench.run.server import Server
+from picbench.tables.page import FigureRatio, FigureTable
 
 TWO = {name: EngineConfig("m") for name in ("one", "two")}
 ARMS = {

@@ -17,9 +17,9 @@ from picbench.experiments.decode_load import (
     scaling_figures,
     scaling_plan,
 )
-from picbench.experiments.measurements import Scaling
-from picbench.experiments.runner import ExperimentPlan, RoundsRecord
 from picbench.experiments.waves import DecodeScene
+from picbench.run.measurements import Scaling
+from picbench.run.runner import ExperimentPlan, RoundsRecord
 
 
 def plan_of(**settings: Any) -> ExperimentPlan:

@@ -15,10 +15,9 @@ from picbench.cli import main
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
-from picbench.experiments import algorithms_page, serve_arms
-from picbench.experiments.arm_scores import Case, ScoredPart
-from picbench.experiments.measurements import Accuracy, ServeAlone
-from picbench.experiments.serve_arms import (
+from picbench.papers import algorithms_page, serve_arms
+from picbench.papers.arm_scores import Case, ScoredPart
+from picbench.papers.serve_arms import (
     ARMS,
     ROWS,
     WINDOW,
@@ -32,6 +31,7 @@ from picbench.experiments.serve_arms import (
     render,
     render_accuracy,
 )
+from picbench.run.measurements import Accuracy, ServeAlone
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig
 

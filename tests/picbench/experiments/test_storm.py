@@ -10,7 +10,6 @@ import pytest
 from picbench.engines.request import Chunk, Hits, Request, Result, Text, Timings, TokenCounts
 from picbench.errors import ConfigError
 from picbench.experiments import storm
-from picbench.experiments.measurements import Storm
 from picbench.experiments.storm import (
     PLAIN,
     StormRun,
@@ -20,6 +19,7 @@ from picbench.experiments.storm import (
     is_tie,
     tally,
 )
+from picbench.run.measurements import Storm
 
 SETTINGS = Storm(model="shape:tiny", requests=22, longest=400, pool=80, preemptions=3)
 

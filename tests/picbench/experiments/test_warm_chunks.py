@@ -18,7 +18,6 @@ from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.request import Chunk, Request
 from picbench.errors import InvalidRun
 from picbench.experiments import warm_chunks
-from picbench.experiments.measurements import WarmChunks
 from picbench.experiments.warm_chunks import (
     ARMS,
     CHUNK,
@@ -33,6 +32,7 @@ from picbench.experiments.warm_chunks import (
     summary_of,
     write,
 )
+from picbench.run.measurements import WarmChunks
 
 FACTS = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "chunks": 64, "prompt_tokens": 32_400}
 FACTS |= {"chunk": 504, "sections": 4, "head": 64, "question": 80, "busy_cores": 8}

@@ -7,7 +7,6 @@ import pytest
 from matplotlib.axes import Axes
 from printed_figure import check_printed
 
-from picbench.experiments.arm_scores import ARMS_OF, arms_of
 from picbench.experiments.grid import GridSettings, read_grids
 from picbench.figures.frontier import (
     FrontierPoint,
@@ -18,6 +17,7 @@ from picbench.figures.frontier import (
     draw_ratios,
     frontier_steps,
 )
+from picbench.papers.arm_scores import ARMS_OF, arms_of
 
 CAPTION = "A model; a GPU; n=200."
 GOAL = ("mepic", 0.97)

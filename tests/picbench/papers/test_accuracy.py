@@ -12,8 +12,7 @@ from huggingface_hub import constants
 from tiny_llama import write_model
 
 from picbench.cli import main
-from picbench.experiments import serve_arms
-from picbench.experiments.arm_scores import ArmRows, Case, ScoredPart
+from picbench.papers import serve_arms
 from picbench.papers.accuracy import (
     AccuracyRun,
     NamedModel,
@@ -24,6 +23,7 @@ from picbench.papers.accuracy import (
     read_models,
     write_accuracy,
 )
+from picbench.papers.arm_scores import ArmRows, Case, ScoredPart
 from picbench.papers.settings import FILES
 from picbench.workloads.models.shapes import VOCABULARY, write_tokenizer
 

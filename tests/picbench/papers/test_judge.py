@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from picbench.compare.intervals import Interval
-from picbench.experiments.arm_scores import ArmRows, Case, ScoredPart
+from picbench.papers.arm_scores import ArmRows, Case, ScoredPart
 from picbench.papers.data import ExperimentData, PointArm, PointData
 from picbench.papers.judge import (
     BEGIN,
@@ -23,6 +22,7 @@ from picbench.papers.judge import (
     write_verdicts,
 )
 from picbench.papers.settings import Bounds, Claim
+from picbench.statistics.intervals import Interval
 
 CONDITIONS = {"caption": "here", "model": "no weights", "hardware": "a machine", "commit": "abc"}
 FACTS = {"gpu": "a GPU", "dtype": "float32", "commit": "0123456789"}

@@ -6,9 +6,9 @@ import pytest
 from measured_arms import known, make_arm
 
 from picbench.compare.arm import SCORE, MetricChange, compare_arms
-from picbench.compare.intervals import Interval
-from picbench.compare.significance import Loss
 from picbench.report.contents import drop_at_most, ratio_ends, unseen_loss
+from picbench.statistics.intervals import Interval
+from picbench.statistics.significance import Loss
 
 
 def score(before: list[float], after: list[float], margin: float = 0.02) -> MetricChange:

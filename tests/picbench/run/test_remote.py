@@ -23,9 +23,9 @@ from picbench.run.remote import (
     PromptText,
     RemoteServer,
     parse_endpoints,
+    parse_metrics,
     stream_completion,
 )
-from picbench.run.server_metrics import parse_metrics
 from picbench.store.records import Failure, GroupResult, ServedReply, ServerCounts
 
 TextOf = Callable[[Sequence[int]], str | None]

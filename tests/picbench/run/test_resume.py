@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request
 from picbench.errors import ConfigError, IncomparableRuns, InvalidRun
-from picbench.files import hold
 from picbench.run import resume as unfinished
 from picbench.store import provenance
 from picbench.store import writer as batch_log
@@ -39,6 +38,7 @@ from picbench.store.writer import (
     SUMMARY,
     BatchLog,
     RunDirectory,
+    hold,
 )
 from picbench.workloads.sample import Sample
 

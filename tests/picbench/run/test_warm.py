@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from picbench.errors import ConfigError, DataError
-from picbench.run.warm import read_chunks
+from picbench.run.traffic_file import read_chunks
 
 
 def write(path: Path, *lines: object) -> Path:

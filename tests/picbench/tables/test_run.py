@@ -17,9 +17,9 @@ from picbench.cli import main
 from picbench.engines.ledger import KINDS, MemoryUse, Occupancy
 from picbench.engines.request import Hits, TokenCounts
 from picbench.figures.run import longest_steps, peaks, write_run_files
-from picbench.metrics import METRICS, metrics_shown
 from picbench.store.reader import Run, read_run
 from picbench.store.summary import ArmSummary, MemorySummary, Ratio, ScoreSummary, summarise_memory
+from picbench.tables.metrics import METRICS, metrics_shown
 from picbench.tables.run import (
     arms_frame,
     as_csv,

@@ -13,9 +13,9 @@ from harness_fakes import Harness, make_sample, run_fakes
 from rich.console import Console
 
 from picbench.cli.guard import PIPE_CLOSED
-from picbench.metrics import metrics_shown
 from picbench.store.reader import read_run
 from picbench.store.summary import ArmSummary
+from picbench.tables.metrics import metrics_shown
 from picbench.tables.run import run_table
 from picbench.tables.table import table
 

@@ -21,17 +21,10 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import FAILED, Result
 from picbench.errors import ConfigError, InvalidRun, PicBenchError
-from picbench.experiments.arm_scores import (
-    DROP_DATASETS,
-    Case,
-    ScoredPart,
-    arms_of,
-    planned_links,
-    ran,
-)
-from picbench.experiments.measurements import Accuracy, Outcome, ServeAlone, ServeScores
-from picbench.experiments.page import page, save
-from picbench.experiments.runner import (
+from picbench.papers.arm_scores import DROP_DATASETS, Case, ScoredPart, arms_of, planned_links, ran
+from picbench.run.job import blocks
+from picbench.run.measurements import Accuracy, Outcome, ServeAlone, ServeScores
+from picbench.run.runner import (
     UNFINISHED,
     Cell,
     Described,
@@ -41,11 +34,11 @@ from picbench.experiments.runner import (
     TimeBudget,
     run,
 )
-from picbench.run.job import blocks
 from picbench.run.schedule import to_request
 from picbench.run.workload import Workload, load_workload
 from picbench.settings import parse_config
 from picbench.store import provenance
+from picbench.tables.page import page, save
 from picbench.tables.table import table
 from picbench.workloads.testbed import DATASETS, model_path
 

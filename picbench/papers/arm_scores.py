@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from picbench.compare.intervals import difference_interval, ratio_interval, ratio_of_sums
 from picbench.engines.algorithms import Algorithm, Registry
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.layout import lay_out
@@ -18,6 +17,7 @@ from picbench.engines.planning.pages import GAP, SlotKind
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.errors import ConfigError, DataError, closest
 from picbench.files import write_json
+from picbench.statistics.intervals import difference_interval, ratio_interval, ratio_of_sums
 from picbench.workloads.sample import Sample
 
 #: Recompute nothing of a chunk's KV but what the algorithm says; all others are compared with it.

@@ -11,12 +11,13 @@ from statistics import fmean
 import pandas as pd
 
 from picbench.errors import DataError
-from picbench.experiments.arm_scores import Case, RowInterval, ScoredPart, difference_of, read_parts
-from picbench.experiments.page import page, save
-from picbench.experiments.serve_arms import load_case
 from picbench.figures.canvas import Panel
 from picbench.figures.frontier import draw_heat_maps
 from picbench.figures.panels import Spot, draw_lines
+from picbench.papers.arm_scores import Case, RowInterval, ScoredPart, difference_of, read_parts
+from picbench.papers.serve_arms import load_case
+from picbench.run.measurements import DepthPage, Outcome
+from picbench.tables.page import page, save
 from picbench.tables.table import table
 from picbench.workloads import datasets, models
 from picbench.workloads.datasets.base import Reading
@@ -444,3 +445,8 @@ def render(cuts: Cuts, note: str, *, needles: bool) -> str:
         texts.append(table(head, lines))
     made = "Made by `picbench measure algorithms depth`, which needs no engine."
     return page("Where in the prompt the answer lies", *texts, made)
+
+
+def depth_page(settings: DepthPage) -> Outcome:
+    """See `DepthPage`."""
+    return Outcome(write(settings.parts, settings.output))

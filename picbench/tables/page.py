@@ -9,8 +9,8 @@ from statistics import median
 from string import Formatter
 from typing import Any, Protocol
 
-from picbench.compare.significance import paired_ratio
 from picbench.files import locked, write_json, write_whole
+from picbench.statistics.significance import paired_ratio
 from picbench.tables.table import NOTHING, table
 
 #: Figures by arm and name, a value a round.

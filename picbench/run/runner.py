@@ -23,8 +23,11 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Text
 from picbench.errors import PicBenchError
-from picbench.experiments.measurements import InRounds, Measured, Outcome, Served
-from picbench.experiments.page import (
+from picbench.files import locked, write_json
+from picbench.run.measurements import InRounds, Measured, Outcome, Served
+from picbench.run.server import Server, launch
+from picbench.store import provenance
+from picbench.tables.page import (
     DrawnTable,
     FigureRatio,
     filled,
@@ -34,9 +37,6 @@ from picbench.experiments.page import (
     update_summary,
     write_page,
 )
-from picbench.files import locked, write_json
-from picbench.run.server import Server, launch
-from picbench.store import provenance
 from picbench.workloads import models
 
 T = TypeVar("T")

@@ -35,7 +35,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A command `picbench measure NAME`: `function` is ``module:name`` below picbench.experiments.
+    """A command `picbench measure NAME`: `function` is ``room.module:name`` below picbench.
 
     It takes `settings` and returns an Outcome. With `exact`, Triton multiplies float32 as such.
     """
@@ -455,27 +455,29 @@ GROUPS = {
 }
 
 MEASUREMENTS = (
-    Measurement("accuracy", Accuracy, "serve_arms:measure_accuracy", exact=True),
-    Measurement("algorithms serve", ServeScores, "serve_arms:serve", exact=True),
-    Measurement("algorithms alone", ServeAlone, "serve_arms:measure_alone", exact=True),
-    Measurement("algorithms page", ScoredPage, "entries:scored_page"),
-    Measurement("algorithms depth", DepthPage, "entries:depth_page"),
-    Measurement("algorithms warm-chunks", WarmChunks, "warm_chunks:measure"),
-    Measurement("all", AllSteps, "steps:measure"),
-    Measurement("architectures", Architectures, "oracle:check_architectures"),
-    Measurement("break-even", BreakEven, "break_even:measure"),
-    Measurement("decode", DecodePlanned, "engine_speed:measure_decode_cost"),
-    Measurement("decode-load", DecodeUnderLoad, "decode_load:measure"),
-    Measurement("engine-comparison", EngineComparison, "engine_speed:ENGINE_COMPARISON.measure"),
-    Measurement("host-tier", HostTier, "host_tier:HOST_TIER.measure", exact=True),
-    Measurement("kernels", Kernels, "entries:kernels"),
-    Measurement("load-report", LoadReport, "load_report:LOAD_REPORT.measure"),
-    Measurement("oracle", OracleCheck, "oracle:measure", exact=True),
-    Measurement("profile", ProfileCheck, "profile_check:measure"),
-    Measurement("rope-pad-ablation", RopePadAblation, "rope_pad:measure"),
-    Measurement("scaling", Scaling, "decode_load:SCALING.measure"),
-    Measurement("shared-decode", DecodeShared, "entries:shared_decode"),
-    Measurement("small-steps", SmallSteps, "engine_speed:SMALL_STEPS.measure"),
-    Measurement("storm", Storm, "storm:measure", exact=True),
-    Measurement("tiers", Tiers, "tiers:measure"),
+    Measurement("accuracy", Accuracy, "papers.serve_arms:measure_accuracy", exact=True),
+    Measurement("algorithms serve", ServeScores, "papers.serve_arms:serve", exact=True),
+    Measurement("algorithms alone", ServeAlone, "papers.serve_arms:measure_alone", exact=True),
+    Measurement("algorithms page", ScoredPage, "papers.algorithms_page:scored_page"),
+    Measurement("algorithms depth", DepthPage, "papers.depth:depth_page"),
+    Measurement("algorithms warm-chunks", WarmChunks, "experiments.warm_chunks:measure"),
+    Measurement("all", AllSteps, "experiments.steps:measure"),
+    Measurement("architectures", Architectures, "experiments.oracle:check_architectures"),
+    Measurement("break-even", BreakEven, "experiments.break_even:measure"),
+    Measurement("decode", DecodePlanned, "experiments.engine_speed:measure_decode_cost"),
+    Measurement("decode-load", DecodeUnderLoad, "experiments.decode_load:measure"),
+    Measurement(
+        "engine-comparison", EngineComparison, "experiments.engine_speed:ENGINE_COMPARISON.measure"
+    ),
+    Measurement("host-tier", HostTier, "experiments.tiers:HOST_TIER.measure", exact=True),
+    Measurement("kernels", Kernels, "experiments.entries:kernels"),
+    Measurement("load-report", LoadReport, "experiments.load_report:LOAD_REPORT.measure"),
+    Measurement("oracle", OracleCheck, "experiments.oracle:measure", exact=True),
+    Measurement("profile", ProfileCheck, "experiments.profile_check:measure"),
+    Measurement("rope-pad-ablation", RopePadAblation, "experiments.rope_pad:measure"),
+    Measurement("scaling", Scaling, "experiments.decode_load:SCALING.measure"),
+    Measurement("shared-decode", DecodeShared, "experiments.entries:shared_decode"),
+    Measurement("small-steps", SmallSteps, "experiments.engine_speed:SMALL_STEPS.measure"),
+    Measurement("storm", Storm, "experiments.storm:measure", exact=True),
+    Measurement("tiers", Tiers, "experiments.tiers:measure"),
 )

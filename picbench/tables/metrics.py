@@ -3,7 +3,7 @@
 The table of a run, its report, the status line, sweeps, comparisons, gates and docs/metrics.md take
 their metrics from `METRICS`, in this order. A metric that is added here is known to all of them.
 
-python -m picbench.metrics prints the table of docs/metrics.md.
+python -m picbench.tables.metrics prints the table of docs/metrics.md.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from picbench.compare.intervals import RESAMPLES
-from picbench.experiments.arm_scores import (
+from picbench.figures.frontier import FrontierPoint, draw_frontier
+from picbench.papers.arm_scores import (
     KEPT,
     MEPIC,
     OWN,
@@ -22,8 +22,9 @@ from picbench.experiments.arm_scores import (
     read_parts,
     score_arms,
 )
-from picbench.experiments.page import page, save
-from picbench.figures.frontier import FrontierPoint, draw_frontier
+from picbench.run.measurements import Outcome, ScoredPage
+from picbench.statistics.intervals import RESAMPLES
+from picbench.tables.page import page, save
 from picbench.tables.table import NOTHING, table
 from picbench.workloads.synthetic.generate import DATASETS
 
@@ -412,3 +413,8 @@ def _where_measured(parts: Iterable[ScoredPart]) -> str:
     for part in parts:
         found.setdefault(ran(part.facts), {})[part.case.model] = None
     return " ".join(f"{', '.join(models)}: {place}" for place, models in found.items())
+
+
+def scored_page(settings: ScoredPage) -> Outcome:
+    """See `ScoredPage`."""
+    return Outcome(write(settings.parts, settings.output))

@@ -8,7 +8,7 @@ from math import ceil, exp, log
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
-from picbench.compare.intervals import (
+from picbench.statistics.intervals import (
     FEW,
     ClusterSums,
     CrossedMean,

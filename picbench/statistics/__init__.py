@@ -1,0 +1,1 @@
+"""Intervals and p values of paired, clustered and repeated measurements; functions of arrays."""
