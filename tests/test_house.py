@@ -14,14 +14,16 @@ SOURCES = ("engines", "kernels", "picbench", "workloads")
 FILES = tuple(sorted(path for top in SOURCES for path in (ROOT / top).rglob("*.py")))
 PROSE = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 
-MOST_FILES = 20
 MOST_LINES = 60
 
 #: Lines of each package, at most. They fall; a commit that raises one says what a user gets for it.
-LINES = {"engines": 17_500, "kernels": 6_550, "picbench": 37_200, "workloads": 7_000}
+LINES = {"engines": 17_500, "kernels": 6_550, "picbench": 33_300, "workloads": 7_070}
+
+#: Files of each package, at most; a file has one public noun, and rather 150 to 500 lines than fewer.
+FILES_OF = {"engines": 113, "kernels": 58, "picbench": 112, "workloads": 69}
 
 #: Classes whose names end in a word that has said too much before, at most.
-NAMED = {"Cell": 10, "Run": 14, "Settings": 30}
+NAMED = {"Cell": 10, "Run": 10, "Settings": 13}
 
 #: Words that were given up, and what is said instead.
 RETIRED = {
@@ -84,9 +86,9 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
             )
 
 
-def test_folders_can_be_read_at_a_glance() -> None:
-    sizes = Counter(path.parent for path in FILES)
-    assert [name(folder) for folder, count in sizes.items() if count > MOST_FILES] == []
+def test_packages_are_not_cut_into_more_files() -> None:
+    files = Counter(path.relative_to(ROOT).parts[0] for path in FILES)
+    assert {top: count for top, count in files.items() if count > FILES_OF[top]} == {}
 
 
 def test_packages_do_not_grow() -> None:
