@@ -15,14 +15,13 @@ from full_disk import largest_file
 from picbench.errors import ConfigError
 from picbench.files import (
     check_place,
-    hold,
-    is_held,
     locked,
     naming,
     whole_file,
     write_json,
     write_whole,
 )
+from picbench.store.writer import hold, is_held
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:
