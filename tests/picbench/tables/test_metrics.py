@@ -19,7 +19,7 @@ from picbench.tables.metrics import (
 )
 from picbench.tables.run import as_markdown
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 @pytest.fixture(scope="module")
