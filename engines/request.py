@@ -95,7 +95,7 @@ class TokenCounts:
     prefix KV), `linked` were recomputed inside chunks, and all others were computed as text.
     `compiled` tokens were computed as canonical chunk KV before the request could run (counted for
     the first request that needed the chunk). `padded` slots hold no visible token. Stock engines
-    report `reused` from prefix caching and zeros otherwise, as do servers elsewhere; `reused` is
+    report `reused` from prefix caching and zeros otherwise, as do remote servers; `reused` is
     None where a server does not say.
     """
 
