@@ -406,7 +406,7 @@ def significant(value: float) -> float:
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
 
 #: Negative findings first.
-_CLAIMS_TABLE_ORDER = ("fails", "holds", "undecided")
+_NEGATIVE_FIRST = ("fails", "holds", "undecided")
 
 _COLUMNS = ("paper", "verdict", "claim", "published", "ours, 95 % interval", "where", "weights, n")
 
@@ -429,8 +429,8 @@ def write_claims(document: Path, papers: Sequence[tuple[str, Path]]) -> None:
     counts = [(title, Counter(one["verdict"] for one in verdicts)) for title, verdicts in found]
     lines = [
         markdown.table(
-            ("paper", *_CLAIMS_TABLE_ORDER),
-            [(title, *(str(count[v]) for v in _CLAIMS_TABLE_ORDER)) for title, count in counts],
+            ("paper", *_NEGATIVE_FIRST),
+            [(title, *(str(count[v]) for v in _NEGATIVE_FIRST)) for title, count in counts],
             right=1,
         ),
         "",

@@ -270,7 +270,7 @@ _CHUNK = TypeAdapter(ChunkLine)
 def write_workload(path: Path, samples: Iterable[Sample], sets: Mapping[str, ChunkSet]) -> None:
     """Write what `samples` send; `sets` has the chunks of each. A reader finds all or no file."""
     with whole_file(path, durable=True) as file:
-        for line in _lines_of_workload_file(samples, sets):
+        for line in _workload_lines(samples, sets):
             file.write(_encoded(line))
 
 
@@ -306,7 +306,7 @@ def read_workload(path: Path, only: Container[str] | None = None) -> dict[str, S
     return samples
 
 
-def _lines_of_workload_file(
+def _workload_lines(
     samples: Iterable[Sample], sets: Mapping[str, ChunkSet]
 ) -> Iterator[dict[str, Any]]:
     written: set[str] = set()
