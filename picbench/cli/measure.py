@@ -60,12 +60,16 @@ def _command(name: str, found: "Measurement") -> click.Command:
 
 def _measure(found: "Measurement", **flags: Any) -> int:
     from picbench.settings import parse_settings
+    from picbench.workloads.models import engine_packages
 
+    # Triton reads both when it is imported. It multiplies float32 in TensorFloat-32 if not told.
     if found.exact:
-        # Triton multiplies float32 in TensorFloat-32 unless told otherwise when it is imported.
         os.environ["TRITON_F32_DEFAULT"] = "ieee"
+    if found.interpreted and flags["device"] == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
     settings = parse_settings(found.settings, flags, f"picbench measure {found.name}")
-    outcome = resolve_name(f"picbench.{found.function}")(settings)
+    with engine_packages():
+        outcome = resolve_name(f"picbench.{found.function}")(settings)
     if outcome.page:
         click.echo(outcome.page)
     return int(outcome.code)

@@ -21,6 +21,7 @@ import click
 import torch
 from torch import Tensor
 
+from picbench.engines.vllm.device import CUDA, find
 from picbench.errors import ConfigError
 from picbench.experiments.per_chunk_flash import SegmentBatch, decode_segments, segments_of
 from picbench.experiments.scenes import (
@@ -377,6 +378,16 @@ def summarise(results: Sequence[Row]) -> dict[str, float]:
     linking = [row["time_vs_fa3"]["median"] for row in results if row["kind"] == "link"]
     found = {"decode_vs_fa3": decoding, "link_vs_fa3": linking}
     return {name: statistics.median(values) for name, values in found.items() if values}
+
+
+def measure(settings: Kernels) -> Outcome:
+    """Measure on what vLLM serves here. Raises ConfigError where another device is asked for."""
+    if find(settings.device) is CUDA:
+        return bench(settings)
+    from picbench.experiments import cpu_kernels
+
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    return cpu_kernels.bench(settings)
 
 
 def bench(settings: Kernels) -> Outcome:

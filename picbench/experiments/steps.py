@@ -29,11 +29,9 @@ _ON_ONE_GPU = (
     ("engine-comparison", "the engine against stock vLLM"),
     ("host-tier", "chunks in host memory: right, then how fast"),
     ("small-steps", "TTFT where few tokens are computed"),
-    ("rope-pad-ablation", "RoPE in attention or before it, pads masked or counted"),
     ("decode-load", "decoding of 64 requests that share chunks"),
     ("decode-sharing", "decoding by how many requests share a chunk", "decode-load", "--sharing"),
     ("load-report", "loads of picbench and of stock vLLM, repeated"),
-    ("warm-chunks", "TTFT by what chunks were compiled after", "algorithms", "warm-chunks"),
 )
 
 #: `picbench reproduce` measures their figures.

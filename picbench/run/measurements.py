@@ -4,7 +4,6 @@ The settings are the command's flags, the docstring of their class is its help. 
 and not imported, so that help and lists import neither torch nor vLLM.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,13 +36,15 @@ class Outcome:
 class Measurement:
     """A command `picbench measure NAME`: `function` is ``room.module:name`` below picbench.
 
-    It takes `settings` and returns an Outcome. With `exact`, Triton multiplies float32 as such.
+    It takes `settings` and returns an Outcome. With `exact`, Triton multiplies float32 as such;
+    where `interpreted`, it interprets kernels on a CPU.
     """
 
     name: str
     settings: type[SettingsModel]
     function: str
     exact: bool = False
+    interpreted: bool = False
 
 
 class Measured(SettingsModel):
@@ -145,19 +146,6 @@ class ScoredPage(SettingsModel):
 
 class DepthPage(ScoredPage):
     """Scores by depth of the needle, hops, and distance between chunks; needs no engine."""
-
-
-class WarmChunks(WithModel):
-    """TTFT of 32k tokens of warm chunks as served, beside a prefix hit; on an H200 3 minutes."""
-
-    repeats: int = setting(9, ge=2)
-    chunks: int = setting(64, ge=2)
-    busy_cores: int = setting(
-        max(1, (os.cpu_count() or 2) // 2),
-        "Measure everything also while this many cores are busy; 0: do not.",
-        shown="half of them",
-        ge=0,
-    )
 
 
 class OfGrid(OnDevice):
@@ -281,21 +269,6 @@ class Accuracy(OnDevice):
         ge=1,
     )
     eager: bool = setting(False, "Neither compile nor capture CUDA graphs.")
-
-
-class RopePadAblation(WithModel):
-    """Keys rotated in attention or before it, pads masked or counted: times, blocks, scores."""
-
-    dtype: Literal["float32", "bfloat16"] = setting("bfloat16", shown=False)
-    eager: bool = setting(False, "Neither compile nor capture CUDA graphs.")
-    chunks: int = setting(64, "Timed.", ge=4)
-    repeats: int = setting(9, ge=2)
-    rows: int = setting(50, "Of each data set.", ge=2)
-
-    @property
-    def served_dtype(self) -> str:
-        """The type of weights and KV."""
-        return self.dtype
 
 
 class HostTier(WithModel):
@@ -460,7 +433,6 @@ MEASUREMENTS = (
     Measurement("algorithms alone", ServeAlone, "papers.serve_arms:measure_alone", exact=True),
     Measurement("algorithms page", ScoredPage, "papers.algorithms_page:scored_page"),
     Measurement("algorithms depth", DepthPage, "papers.depth:depth_page"),
-    Measurement("algorithms warm-chunks", WarmChunks, "experiments.warm_chunks:measure"),
     Measurement("all", AllSteps, "experiments.steps:measure"),
     Measurement("architectures", Architectures, "experiments.oracle:check_architectures"),
     Measurement("break-even", BreakEven, "experiments.break_even:measure"),
@@ -470,13 +442,14 @@ MEASUREMENTS = (
         "engine-comparison", EngineComparison, "experiments.engine_speed:ENGINE_COMPARISON.measure"
     ),
     Measurement("host-tier", HostTier, "experiments.tiers:HOST_TIER.measure", exact=True),
-    Measurement("kernels", Kernels, "experiments.entries:kernels"),
+    Measurement("kernels", Kernels, "experiments.kernels:measure"),
     Measurement("load-report", LoadReport, "experiments.load_report:LOAD_REPORT.measure"),
     Measurement("oracle", OracleCheck, "experiments.oracle:measure", exact=True),
     Measurement("profile", ProfileCheck, "experiments.profile_check:measure"),
-    Measurement("rope-pad-ablation", RopePadAblation, "experiments.rope_pad:measure"),
     Measurement("scaling", Scaling, "experiments.decode_load:SCALING.measure"),
-    Measurement("shared-decode", DecodeShared, "experiments.entries:shared_decode"),
+    Measurement(
+        "shared-decode", DecodeShared, "experiments.shared_kernels:measure", interpreted=True
+    ),
     Measurement("small-steps", SmallSteps, "experiments.engine_speed:SMALL_STEPS.measure"),
     Measurement("storm", Storm, "experiments.storm:measure", exact=True),
     Measurement("tiers", Tiers, "experiments.tiers:measure"),

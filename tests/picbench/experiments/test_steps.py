@@ -33,11 +33,9 @@ MEASUREMENTS = (
     "engine-comparison",
     "host-tier",
     "small-steps",
-    "rope-pad-ablation",
     "decode-load",
     "decode-sharing",
     "load-report",
-    "warm-chunks",
     "scaling-2",
 )
 LATER = ("break-even", "profile", "paper-mepic", "paper-epic", "paper-minipic", "paper-cacheblend")
