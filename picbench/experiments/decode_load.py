@@ -207,8 +207,8 @@ def render_load(record: RoundsRecord) -> str:
         f"{_about(facts)} {said} ({facts['prompt']:,} tokens), replies of "
         f"{facts['scene']['reply']}; chunks are in the pool, of {facts['pool']:,} blocks in each "
         "engine. All engines are up at once; arms take turns, another one first in each round, "
-        f"n={record.rounds('load')}; median (lowest - highest). Decode is from the last first "
-        "token to the first end: there a step gives each request a token.",
+        f"n={len(record.seconds['load'])}; median (lowest - highest). Decode is from the last "
+        "first token to the first end: there a step gives each request a token.",
         table(("", "requests", *(name for name, _ in _COLUMNS.values())), rows, right=1),
         "Shared decode over the others, tokens a second; geometric mean over rounds (95 %).",
         table(("over", "in all", "decode"), ratios, right=1),

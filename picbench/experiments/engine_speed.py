@@ -25,7 +25,6 @@ from picbench.run.runner import (
     ArmsRecord,
     Experiment,
     ExperimentPlan,
-    Launcher,
     Measure,
     engine_of,
     facts_of,
@@ -559,11 +558,10 @@ def decode_plan(settings: DecodePlanned, batches: Sequence[ReplyBatch]) -> Exper
 def measure_decode_cost(
     settings: DecodePlanned,
     batches: Sequence[ReplyBatch] = BATCHES,
-    launcher: Launcher | None = None,
 ) -> Outcome:
     """Measure all batches, write ``decode.json`` and ``.md``; the code is 1 if it is too much."""
     record = ArmsRecord(say)
-    run(decode_plan(settings, batches), record, say, launcher=launcher)
+    run(decode_plan(settings, batches), record, say)
     found = record.found["picbench"]
     costs = [compare(batch, arm, found) for batch in batches for arm in PLANNED]
     facts = provenance.facts(*_FACTS, commit=settings.commit)

@@ -6,7 +6,7 @@ and not imported, so that help and lists import neither torch nor vLLM.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
@@ -19,9 +19,27 @@ LLAMA = "shape:llama-3.1-8b"
 #: Where scores of all algorithms go, row by row.
 PARTS = Path("results/testbed/algorithms")
 
-_CPU, _GPU = Path("results/cpu"), Path("results/gpu")
+Dtype = Literal["float32", "bfloat16"]
 
-_LONG_SECONDS = "Begin nothing that would not end within this time; the same command goes on."
+_CAVEAT = setting("", "What readers must know of the figures.", metavar="TEXT", shown=False)
+_DEVICE = setting("cuda", "cuda or cpu.")
+_EAGER = setting(False, "Neither compile nor capture CUDA graphs.")
+_SEED = setting(0, "For inputs and order.")
+_SHARE = setting(
+    (1, 1),
+    "Measure the K-th of N shares; N processes, each on a GPU of its own, write the same output.",
+    metavar="K/N",
+    shown="all",
+)
+_SHARED_DECODE = setting("auto", "For mepic's engine, as for picbench run.")
+_SYNCHRONOUS = setting(False, "Schedule no step ahead.")
+_TIME = setting(
+    0.0,
+    "Begin nothing that would not end within this time; the same command goes on.",
+    metavar="S",
+    shown="no limit",
+    ge=0,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +68,7 @@ class Measurement:
 class Measured(SettingsModel):
     """Settings of everything that writes a page."""
 
-    output: Folder = setting(_GPU)
+    output: Folder = setting(Path("results/gpu"))
     commit: str | None = setting(
         None, "Name of the measured code.", metavar="NAME", shown="this checkout's"
     )
@@ -59,16 +77,19 @@ class Measured(SettingsModel):
 class OnDevice(Measured):
     """Settings of what is measured on a GPU, or in small on a CPU."""
 
-    device: str = setting("cuda", "cuda or cpu.")
+    device: str = _DEVICE
 
 
 class Served(OnDevice):
-    """Settings of measurements in engines of one model."""
+    """Settings of measurements in engines of one model; on a CPU of a `small` one."""
+
+    small: ClassVar[str] = "shape:tiny"
+    model: str | None = setting(None, "Who serves it.", shown=f"{LLAMA}, shape:tiny on a CPU")
 
     @property
     def served(self) -> str:
         """The model that is served."""
-        raise NotImplementedError
+        return self.model or (self.small if self.device == "cpu" else LLAMA)
 
     @property
     def served_dtype(self) -> str:
@@ -80,25 +101,15 @@ class WithModel(Served):
     """Settings of measurements of one model on all devices."""
 
     model: str = setting(LLAMA)
-
-    @property
-    def served(self) -> str:
-        """The model that is served."""
-        return self.model
+    repeats: int = setting(3, ge=1)
 
 
 class InRounds(Served):
     """Settings of measurements that the next call continues."""
 
-    model: str | None = setting(None, "Who serves it.", shown=f"{LLAMA}, shape:tiny on a CPU")
     rounds: int = setting(3, ge=1)
-    seconds: float = setting(0.0, _LONG_SECONDS, metavar="S", shown="no limit", ge=0)
+    seconds: float = _TIME
     estimate: bool = setting(False, "Say how long the rest takes; measure nothing.")
-
-    @property
-    def served(self) -> str:
-        """The model that is served."""
-        return self.model or ("shape:tiny" if self.device == "cpu" else LLAMA)
 
 
 class ServeAll(OnDevice):
@@ -109,10 +120,10 @@ class ServeAll(OnDevice):
         (), "Only this one; repeat the flag for more.", metavar="NAME", shown="all six"
     )
     algo: tuple[str, ...] = setting((), "Only these, and full.", metavar="SPEC")
-    eager: bool = setting(False, "Neither compile nor capture CUDA graphs.")
+    eager: bool = _EAGER
     kv_blocks: int = setting(16_384, "Pool of the engine, in blocks of 16 tokens.", ge=1024)
     max_requests: int = setting(64, ge=1)
-    seed: int = setting(0, "For inputs and order.")
+    seed: int = _SEED
 
 
 class ServeScores(ServeAll):
@@ -123,7 +134,7 @@ class ServeScores(ServeAll):
     """
 
     output: Folder = setting(PARTS)
-    dtype: Literal["float32", "bfloat16"] = setting("bfloat16", shown=False)
+    dtype: Dtype = setting("bfloat16", shown=False)
     rows: int = setting(200, "Rows of each data set.", ge=1)
     first: int = setting(0, "Skip this many rows.", ge=0)
     drop: bool = setting(False, "Leave out the passages before those that answer.")
@@ -133,7 +144,7 @@ class ServeScores(ServeAll):
 class ServeAlone(ServeAll):
     """Compare a batch of all algorithms with each request alone; exit 3 if float32 differs."""
 
-    dtype: Literal["float32", "bfloat16"] = setting("float32", shown=False)
+    dtype: Dtype = setting("float32", shown=False)
     requests: int = setting(200, ge=1)
 
 
@@ -148,32 +159,21 @@ class DepthPage(ScoredPage):
     """Scores by depth of the needle, hops, and distance between chunks; needs no engine."""
 
 
-class OfGrid(OnDevice):
+class OfGrid(Served):
     """Settings of what is served to measure a grid, or to check one."""
 
+    small: ClassVar[str] = "testbed"
     model: str | None = setting(None, "Who serves it.", shown=f"{LLAMA}, the testbed on a CPU")
-    dtype: Literal["float32", "bfloat16"] | None = setting(
+    dtype: Dtype | None = setting(
         None, "Type of weights and KV.", shown="bfloat16, float32 on a CPU"
     )
-
-    @property
-    def served(self) -> str:
-        """The model that is served."""
-        return self.model or ("testbed" if self.device == "cpu" else LLAMA)
+    part: Share = _SHARE
+    caveat: str = _CAVEAT
 
     @property
     def served_dtype(self) -> str:
         """The type of weights and KV."""
-        return self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
-
-
-_CAVEAT = setting("", "What readers must know of the figures.", metavar="TEXT", shown=False)
-_SHARE = setting(
-    (1, 1),
-    "Measure the K-th of N shares; N processes, each on a GPU of its own, write the same output.",
-    metavar="K/N",
-    shown="all",
-)
+        return self.dtype or super().served_dtype
 
 
 class BreakEven(OfGrid):
@@ -186,9 +186,7 @@ class BreakEven(OfGrid):
     output: Folder = setting(
         Path("results/break_even"), "Folder to write to; a stopped measurement continues there."
     )
-    seconds: float = setting(0.0, _LONG_SECONDS, metavar="S", shown="no limit", ge=0)
-    caveat: str = _CAVEAT
-    part: Share = _SHARE
+    seconds: float = _TIME
     dry_run: bool = setting(False, "Say what is left to do and how long it may take.")
     page: bool = setting(False, "Only make tables and figures of what is measured.")
 
@@ -199,7 +197,7 @@ class DecodePlanned(Measured):
     That is beside a plain request in the same engine. Threads are as many as OMP_NUM_THREADS says.
     """
 
-    output: Folder = setting(_CPU)
+    output: Folder = setting(Path("results/cpu"))
     model: str = setting("testbed")
     rounds: int = setting(21, ge=2)
 
@@ -207,16 +205,15 @@ class DecodePlanned(Measured):
 class OracleCheck(SettingsModel):
     """Compare an engine with the oracle; exit 1 where they differ."""
 
-    device: str = setting("cuda", "cuda or cpu.")
+    device: str = _DEVICE
     model: str = setting("testbed", "With full attention and RoPE.")
     dtype: Literal["float32", "bfloat16", "float16"] = setting("float32", shown=False)
-    eager: bool = setting(False, "Neither compile nor capture CUDA graphs.")
-    synchronous: bool = setting(False, "Schedule no step ahead.")
+    eager: bool = _EAGER
+    synchronous: bool = _SYNCHRONOUS
     keys_without_rope: bool = setting(False, "Cache all keys without RoPE.")
     tensor_parallel: int = setting(1, "GPUs of the engine.", shown=False, ge=1)
     shared_decode: SharedDecode = setting(
-        "off",
-        "Read chunks once for all requests that decode; always, also where that is slower.",
+        "off", "Read chunks once for all requests that decode; always, also where that is slower."
     )
 
 
@@ -228,7 +225,7 @@ class Architectures(OnDevice):
     """
 
     dtype: Literal["float32", "bfloat16", "float16"] = setting("float32", shown=False)
-    eager: bool = setting(False, "Neither compile nor capture CUDA graphs.")
+    eager: bool = _EAGER
     only: tuple[str, ...] = setting((), "Only these; repeat the flag for more.", metavar="NAME")
     jobs: int = setting(1, "At a time.", ge=1)
 
@@ -238,9 +235,9 @@ class Storm(Measured):
 
     model: str = setting("shape:small")
     device: str = setting("auto", "cuda or cpu.")
-    dtype: Literal["float32", "bfloat16"] = setting("float32", shown=False)
-    eager: bool = setting(False, "Neither compile nor capture CUDA graphs.")
-    synchronous: bool = setting(False, "Schedule no step ahead.")
+    dtype: Dtype = setting("float32", shown=False)
+    eager: bool = _EAGER
+    synchronous: bool = _SYNCHRONOUS
     tensor_parallel: int = setting(1, "Workers.", shown=False, ge=1)
     pool: int = setting(5000, "Blocks.", ge=32)
     tiers: str = setting("", "As for picbench run.", shown="none")
@@ -249,7 +246,7 @@ class Storm(Measured):
         32_000, "Prompt tokens. Shapes get as many positions as that needs.", ge=256
     )
     preemptions: int = setting(0, "At least this many.")
-    seed: int = setting(0, "For inputs and order.")
+    seed: int = _SEED
 
 
 class EngineComparison(Measured):
@@ -262,26 +259,24 @@ class EngineComparison(Measured):
 class Accuracy(OnDevice):
     """Score the testbed model in the engine; exit 3 where its card has another score."""
 
-    dtype: Literal["float32", "bfloat16"] = setting("bfloat16", shown=False)
+    dtype: Dtype = setting("bfloat16", shown=False)
     rows: int = setting(
         200,
         "Of each set. The card is about 200: other numbers are shown beside it and not judged.",
         ge=1,
     )
-    eager: bool = setting(False, "Neither compile nor capture CUDA graphs.")
+    eager: bool = _EAGER
 
 
 class HostTier(WithModel):
     """Check chunks from the host's memory, then time stores and loads, and requests meanwhile."""
 
-    repeats: int = setting(3, ge=1)
     chunks: int = setting(64, "A prompt.", ge=2)
 
 
 class SmallSteps(WithModel):
     """TTFT of prompts that compute few tokens, by the size of graphs, and the GPU's part of it."""
 
-    repeats: int = setting(3, ge=1)
     graph_tokens: tuple[Annotated[int, Ge(1)], ...] = setting(
         (512, 1024),
         "The largest step, in tokens, that CUDA graphs serve; two engines for each value.",
@@ -309,7 +304,7 @@ class Kernels(SettingsModel):
     work: tuple[Literal["decode", "link", "prefill", "chunked"], ...] = setting(
         (), "Only cases of these kinds; a GPU has decode and link, a CPU all but link."
     )
-    seed: int = setting(0, "For inputs and order.")
+    seed: int = _SEED
     commit: str | None = setting(
         None, "Name of the measured code.", metavar="NAME", shown="this checkout's"
     )
@@ -324,7 +319,7 @@ class DecodeShared(OnDevice):
 
     rounds: int = setting(15, "Of a case.", ge=2)
     case: tuple[int, ...] = setting((), "Only these, by number from 0.")
-    seed: int = setting(0, "For inputs and order.")
+    seed: int = _SEED
 
 
 class ProfileCheck(OfGrid):
@@ -346,11 +341,6 @@ class ProfileCheck(OfGrid):
         shown="no limit",
         ge=0,
     )
-    part: Share = _SHARE
-    caveat: str = _CAVEAT
-
-
-_SHARED_DECODE = setting("auto", "For mepic's engine, as for picbench run.")
 
 
 class DecodeUnderLoad(InRounds):
@@ -393,10 +383,7 @@ class Scaling(InRounds):
     workers: int = setting(2, "GPUs of the larger engine.", ge=2)
     shared_decode: SharedDecode = _SHARED_DECODE
     graph_tokens: int | None = setting(
-        None,
-        "Largest step of mepic's engines with a CUDA graph.",
-        shown="the engine's own",
-        ge=1,
+        None, "Largest step of mepic's engines with a CUDA graph.", shown="the engine's own", ge=1
     )
 
 
@@ -416,7 +403,7 @@ class Tiers(SettingsModel):
     sizes: str = setting("1MiB,4MiB,16MiB,32MiB", "Value sizes.")
     batch: str = setting("64MiB", "Bytes in flight at a time.")
     rounds: int = setting(7, ge=1)
-    seed: int = setting(0, "For inputs and order.")
+    seed: int = _SEED
     output: File | None = setting(None, "JSON file to write.")
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -27,19 +27,12 @@ from picbench.files import locked, write_json
 from picbench.run.measurements import InRounds, Measured, Outcome, Served
 from picbench.run.server import Server, launch
 from picbench.store import provenance
-from picbench.tables.page import (
-    DrawnTable,
-    FigureRatio,
-    filled,
-    page,
-    ratio_figures,
-    save,
-    update_summary,
-    write_page,
-)
+from picbench.tables import page as pages
 from picbench.workloads import models
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Measured)
+R = TypeVar("R", bound=InRounds)
 
 #: Starts the process of an engine: its name, its settings, its log.
 Launcher = Callable[[str, EngineConfig, Path], Server]
@@ -52,14 +45,16 @@ Described = Mapping[str, Mapping[str, object]]
 #: process, so it must be a function of a module.
 Measure = Callable[[Engine, str], Mapping[str, float]]
 
-#: Figures by arm and name, round by round.
-ArmFigures = dict[str, dict[str, list[float]]]
-
 #: Shows a line.
 Say = Callable[[str], object]
 
-#: Rounds that all cells get before any cell gets more: the fewest that show a spread.
-FEW = 3
+#: The exit code where rounds are left.
+UNFINISHED = 4
+
+
+def say(line: str) -> None:
+    """Show a line at once."""
+    print(line, flush=True)
 
 
 @contextmanager
@@ -95,10 +90,7 @@ def _apply(measure: Measure, name: str, engine: Engine) -> Mapping[str, float]:
 
 
 def random_tokens(count: int, name: str, vocabulary: int = 1000) -> tuple[int, ...]:
-    """`count` tokens that belong to `name`.
-
-    The first 16 of the vocabulary, which are often special, are left out.
-    """
+    """`count` tokens that belong to `name`; not the vocabulary's first 16, often special ones."""
     source = Random(name)
     return tuple(source.randrange(16, vocabulary) for _ in range(count))
 
@@ -169,9 +161,7 @@ class TimeBudget:
     """
 
     def __init__(self, seconds: float = 0.0, clock: Callable[[], float] = monotonic) -> None:
-        self._seconds = seconds
-        self._clock = clock
-        self._began = clock()
+        self._seconds, self._clock, self._began = seconds, clock, clock()
         self._expected = self._took = 0.0
         self.stopped = False
 
@@ -180,20 +170,14 @@ class TimeBudget:
         """Seconds since the beginning."""
         return self._clock() - self._began
 
-    @property
-    def factor(self) -> float:
-        """By how much work took longer than expected, at most five times as long or short."""
-        if not self._expected:
-            return 1.0
-        return min(5.0, max(0.2, self._took / self._expected))
-
     def fits(self, seconds: float) -> bool:
         """Whether work of this many seconds would end in time."""
         return not self._seconds or self.spent + seconds <= self._seconds
 
     def allows(self, expected: float, start: float = 0.0) -> bool:
         """Whether work may begin, after engines have started; after a refusal nothing may."""
-        self.stopped = self.stopped or not self.fits(start + expected * self.factor)
+        factor = self._took / self._expected if self._expected else 1.0
+        self.stopped |= not self.fits(start + expected * min(5.0, max(0.2, factor)))
         return not self.stopped
 
     def note(self, expected: float, took: float) -> None:
@@ -223,6 +207,10 @@ class CellRecord(Protocol):
         """Keep, or raise, the error of a cell, which is not tried again before the next call."""
 
 
+#: What a record's file has beside its facts.
+_KEPT = ("cells", "seconds", "compiled", "starts", "failures")
+
+
 @dataclass(slots=True)
 class RoundsRecord:
     """Figures by cell, arm and name, round by round, in a JSON file; several processes may add.
@@ -235,7 +223,7 @@ class RoundsRecord:
 
     path: Path
     facts: Mapping[str, Any]
-    cells: dict[str, ArmFigures] = field(default_factory=dict)
+    cells: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     compiled: dict[str, list[str]] = field(default_factory=dict)
     starts: list[float] = field(default_factory=list)
@@ -252,25 +240,12 @@ class RoundsRecord:
         if not path.exists() or differing(path, facts):
             return cls(path, facts, own=own)
         known = json.loads(path.read_bytes())
-        return cls(
-            path,
-            facts,
-            known["cells"],
-            known["seconds"],
-            known["compiled"],
-            known.get("starts", []),
-            known.get("failures", {}),
-            own,
-        )
+        return cls(path, facts, own=own, **{name: known[name] for name in _KEPT if name in known})
 
     @property
     def start(self) -> float | None:
         """See `CellRecord`."""
         return self.starts[-1] if self.starts else None
-
-    def rounds(self, cell: str) -> int:
-        """Rounds of a cell that are done."""
-        return len(self.seconds.get(cell, ()))
 
     def begin(self, engines: Engines, described: Described, seconds: float) -> None:
         """Note which kernels engines compile from now on; cells that failed are tried again."""
@@ -284,7 +259,7 @@ class RoundsRecord:
         """Add a round of a cell, and write the file."""
         self.add(cell.name, figures, seconds)
         for name, engine in self._engines.items():
-            self.note_compiled(name, engine.call(_compiled))
+            self.note_compiled(name, engine.call(attrgetter("compilations")))
         self.write()
 
     def add(self, cell: str, figures: Mapping[str, Mapping[str, float]], seconds: float) -> None:
@@ -306,29 +281,20 @@ class RoundsRecord:
         """Write what was found beside what other processes have measured meanwhile."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path):
-            self._adopt(RoundsRecord.read(self.path, self.facts))
+            other = RoundsRecord.read(self.path, self.facts)
+            for name in other.cells.keys() - set(self.own):
+                self.cells[name], self.seconds[name] = other.cells[name], other.seconds[name]
+            for name in other.failures.keys() - set(self.own):
+                self.failures[name] = other.failures[name]
+            for engine, kernels in other.compiled.items():
+                self.note_compiled(engine, kernels)
             write_json(self.path, self.document())
             self.keep(self)
 
     def document(self) -> dict[str, Any]:
         """What the file has."""
-        return {
-            "schema": 1,
-            "provenance": self.facts,
-            "cells": self.cells,
-            "seconds": self.seconds,
-            "compiled": self.compiled,
-            "starts": self.starts,
-            "failures": self.failures,
-        }
-
-    def _adopt(self, other: "RoundsRecord") -> None:
-        for name in other.cells.keys() - set(self.own):
-            self.cells[name], self.seconds[name] = other.cells[name], other.seconds[name]
-        for name in other.failures.keys() - set(self.own):
-            self.failures[name] = other.failures[name]
-        for engine, kernels in other.compiled.items():
-            self.note_compiled(engine, kernels)
+        kept = {name: getattr(self, name) for name in _KEPT}
+        return {"schema": 1, "provenance": self.facts, **kept}
 
 
 def differing(path: Path, facts: Mapping[str, Any]) -> list[str]:
@@ -340,10 +306,6 @@ def differing(path: Path, facts: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in {**before, **now} if before.get(name) != now.get(name))
 
 
-def _compiled(engine: Engine) -> list[str]:
-    return engine.compilations
-
-
 @dataclass(slots=True)
 class ArmsRecord:
     """Figures by arm and name of all cells, which this call measures; the first error ends it.
@@ -353,7 +315,7 @@ class ArmsRecord:
 
     say: Say = print
     keep: Callable[["ArmsRecord"], object] = lambda _: None
-    found: ArmFigures = field(default_factory=dict)
+    found: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     start: float | None = None
 
@@ -406,8 +368,8 @@ class ExperimentPlan:
     """Cells to measure for `rounds` rounds, with these engines.
 
     `name` is that of the files, `facts` what they say of where it was measured. All cells get `few`
-    rounds before any gets more. Cells are divided among n processes: `part` (k, n) is what this one
-    serves. A plan with another order overrides `left`.
+    rounds before any gets more: by default the fewest that show a spread. Cells are divided among n
+    processes: `part` (k, n) is what this one serves. A plan with another order overrides `left`.
     """
 
     name: str
@@ -415,7 +377,7 @@ class ExperimentPlan:
     engines: Mapping[str, EngineConfig]
     cells: Sequence[Cell]
     rounds: int
-    few: int = FEW
+    few: int = 3
     part: tuple[int, int] = (1, 1)
 
     @property
@@ -454,13 +416,13 @@ class ExperimentPlan:
 
     def progress(self, record: CellRecord) -> CellProgress:
         """What is done, and what is left."""
-        rounds = {cell.name: rounds_of(record, cell) for cell in self.own}
-        left = sum(
-            max(0, self.wanted(cell) - rounds[cell.name]) * self.expected(cell, record)
-            for cell in self.own
-        )
-        done = sum(min(self.wanted(cell), rounds[cell.name]) for cell in self.own)
-        return CellProgress(done, sum(map(self.wanted, self.own)), left, record.start)
+        total, done, left = 0, 0, 0.0
+        for cell in self.own:
+            wanted = self.wanted(cell)
+            known = min(wanted, rounds_of(record, cell))
+            total, done = total + wanted, done + known
+            left += (wanted - known) * self.expected(cell, record)
+        return CellProgress(done, total, left, record.start)
 
 
 def rounds_of(record: CellRecord, cell: Cell) -> int:
@@ -481,14 +443,10 @@ def interleaved(
 
     A round that is not kept warms each of them up, unless they need no `warm_up`.
     """
-    cells = [
-        Cell(
-            label,
-            {engine: ServedArm(engine, work, work if warm_up else None) for engine in engines},
-            rank=rank,
-        )
-        for rank, (label, work) in enumerate(measures.items())
-    ]
+    cells = []
+    for rank, (label, work) in enumerate(measures.items()):
+        arms = {arm: ServedArm(arm, work, work if warm_up else None) for arm in engines}
+        cells.append(Cell(label, arms, rank=rank))
     return ExperimentPlan(
         name=name, facts=facts, engines=engines, cells=cells, rounds=rounds, few=rounds
     )
@@ -554,18 +512,6 @@ def facts_of(settings: Served) -> dict[str, Any]:
     return found | {"model": model, "dtype": settings.served_dtype}
 
 
-def say(line: str) -> None:
-    """Show a line at once."""
-    print(line, flush=True)
-
-
-S = TypeVar("S", bound=Measured)
-R = TypeVar("R", bound=InRounds)
-
-#: The exit code where rounds are left.
-UNFINISHED = 4
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment(Generic[S]):
     """A measurement of arms in turn, all of it in one call: what is served, what is written.
@@ -577,33 +523,37 @@ class Experiment(Generic[S]):
     plan: Callable[[S], ExperimentPlan]
     title: str
     about: str
-    tables: Sequence[DrawnTable]
-    ratios: Sequence[FigureRatio] = ()
+    tables: Sequence[pages.DrawnTable]
+    ratios: Sequence[pages.FigureRatio] = ()
     sentences: Sequence[str] = ()
     check: Callable[[S], object] = lambda _: None
 
-    def measure(self, settings: S, launcher: Launcher | None = None, say: Say = say) -> Outcome:
-        """Check, then measure; write files and the summary's figures after each round."""
+    def measure(self, settings: S) -> Outcome:
+        """Check, then measure; write ``NAME.json``, ``NAME.md`` and the summary's figures.
+
+        All of them are written after each round.
+        """
         self.check(settings)
         plan = self.plan(settings)
-        record = ArmsRecord(say, lambda found: self.write(found.found, plan, settings.output))
-        run(plan, record, say, launcher=launcher)
+
+        def write(record: ArmsRecord) -> None:
+            document = {"schema": 1, "provenance": plan.facts, "found": record.found}
+            pages.save(settings.output / plan.name, document, self.render(record.found, plan.facts))
+            if figures := pages.ratio_figures(self.ratios, record.found):
+                pages.update_summary(settings.output, figures)
+
+        record = ArmsRecord(say, write)
+        run(plan, record, say)
         return Outcome(self.render(record.found, plan.facts))
 
-    def write(self, found: ArmFigures, plan: ExperimentPlan, output: Path) -> None:
-        """Write ``NAME.json``, ``NAME.md`` and the summary's figures."""
-        document = {"schema": 1, "provenance": plan.facts, "found": found}
-        save(output / plan.name, document, self.render(found, plan.facts))
-        if figures := ratio_figures(self.ratios, found):
-            update_summary(output, figures)
-
-    def render(self, found: ArmFigures, facts: Mapping[str, Any]) -> str:
+    def render(self, found: pages.Found, facts: Mapping[str, Any]) -> str:
         """The page, in Markdown, of all that is measured."""
-        groups = ratio_figures(self.ratios, found).values()
-        figures = {name: value for group in groups for name, value in group.items()}
-        said = "\n".join(filled(self.sentences, figures))
+        figures: dict[str, float] = {}
+        for group in pages.ratio_figures(self.ratios, found).values():
+            figures |= group
+        said = "\n".join(pages.filled(self.sentences, figures))
         tables = (each.render(found) for each in self.tables)
-        return page(self.title, self.about.format(**facts), *tables, said)
+        return pages.page(self.title, self.about.format(**facts), *tables, said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -619,19 +569,21 @@ class RoundsExperiment(Generic[R]):
     figures: Callable[[RoundsRecord], Mapping[str, Any]] = lambda _: {}
     draw: Callable[[RoundsRecord, Path], object] = lambda _, __: None
 
-    def measure(self, settings: R, launcher: Launcher | None = None, say: Say = say) -> Outcome:
+    def measure(self, settings: R) -> Outcome:
         """Measure what is left, and write file, page and figures after each round.
 
         Where an estimate is asked for, it is the page, and nothing is measured.
         """
         budget = TimeBudget(settings.seconds)
         plan = self.plan(settings)
-        record = self._read(plan, settings)
+        own = [cell.name for cell in plan.own]
+        record = RoundsRecord.read(settings.output / f"{plan.name}.json", plan.facts, own)
+        record.keep = self.write
         if settings.estimate:
             return Outcome(str(plan.progress(record)))
         if other := differing(record.path, plan.facts):
             say(f"{record.path.name} was measured with another {', '.join(other)}: started over")
-        run(plan, record, say, budget, launcher)
+        run(plan, record, say, budget)
         return Outcome(self.write(record), 0 if plan.done(record) else UNFINISHED)
 
     def write(self, record: RoundsRecord) -> str:
@@ -639,14 +591,8 @@ class RoundsExperiment(Generic[R]):
         found = self.render(record)
         if found:
             base = record.path.with_suffix("")
-            write_page(base, found)
+            pages.write_page(base, found)
             self.draw(record, base)
             if figures := self.figures(record):
-                update_summary(base.parent, figures)
+                pages.update_summary(base.parent, figures)
         return found
-
-    def _read(self, plan: ExperimentPlan, settings: R) -> RoundsRecord:
-        own = [cell.name for cell in plan.own]
-        record = RoundsRecord.read(settings.output / f"{plan.name}.json", plan.facts, own)
-        record.keep = self.write
-        return record

@@ -207,7 +207,8 @@ def test_page_and_numbers_are_written(
         lambda engine, arm, requests: iter([1.0 if arm == PLAIN else planned] * 2),
     )
     settings = DecodePlanned(model="shape:tiny", rounds=4, commit="abc", output=tmp_path)
-    found = measure_decode_cost(settings, [SMALL], LocalLauncher())
+    monkeypatch.setattr("picbench.run.runner.launch", LocalLauncher())
+    found = measure_decode_cost(settings, [SMALL])
     assert (found.page, found.code) == ((tmp_path / "decode.md").read_text(), code)
     written = json.loads((tmp_path / "decode.json").read_text())
     assert written["provenance"]["commit"] == "abc"

@@ -106,7 +106,7 @@ def test_what_is_done_is_kept_and_the_rest_is_measured(tmp_path: Path) -> None:
     measure(tmp_path, plan(1, facts={"commit": "c"}))
     found, asked, said = measure(tmp_path, plan(2, facts={"commit": "c"}))
     assert sorted(asked) == ["a x 2", "a y 2", "b x 2", "b y 2"]
-    assert [found.rounds(cell) for cell in "xy"] == [2, 2]
+    assert [len(found.seconds.get(cell, ())) for cell in "xy"] == [2, 2]
     assert said[0].startswith("2 of 4 cells measured; left: about ")
     assert said[-1].startswith("4 of 4 cells measured; left: about 0 s")
     assert json.loads((tmp_path / "r.json").read_text())["provenance"] == {"commit": "c"}
@@ -179,12 +179,12 @@ def test_what_matters_most_comes_first_and_gets_no_more_rounds_than_it_needs(
 def test_a_cell_that_fails_is_said_and_loses_no_other_one(tmp_path: Path) -> None:
     made = plan(2, [failing(CELLS[0]), CELLS[1]])
     found, _, said = measure(tmp_path, made)
-    assert [found.rounds(cell) for cell in "xy"] == [0, 2]
+    assert [len(found.seconds.get(cell, ())) for cell in "xy"] == [0, 2]
     assert sum("x, round 1: failed, arm b: no memory (buy some), " in line for line in said) == 1
     kept = record(tmp_path, plan())
     assert kept.failures["x"].splitlines() == ["arm b: no memory (buy some)", "its log"]
     again, _, _ = measure(tmp_path, plan(2))
-    assert (again.failures, again.rounds("x")) == ({}, 2)
+    assert (again.failures, len(again.seconds["x"])) == ({}, 2)
 
 
 def test_processes_that_measure_other_cells_keep_each_other_s(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_processes_that_measure_other_cells_keep_each_other_s(tmp_path: Path) ->
     found.keep = keep
     run(made, found, lambda _: None, launcher=LocalLauncher())
     kept = record(tmp_path, plan())
-    assert (kept.rounds("x"), kept.rounds("y")) == (2, 1)
+    assert (len(kept.seconds["x"]), len(kept.seconds["y"])) == (2, 1)
     assert kept.cells["y"]["a"]["value"] == [7.0]
     assert kept.compiled["one"] == ["kernel of one", "theirs"]
 
@@ -252,13 +252,6 @@ def test_interleaved_measures_come_one_after_another_each_warmed_up_first() -> N
         "one": {"number": [1.0, 2.0, 1.0, 2.0]},
         "two": {"number": [1.0, 2.0, 1.0, 2.0], "ours": [-1.0, -2.0, -1.0, -2.0]},
     }
-
-
-def test_without_a_warm_up_all_rounds_are_kept() -> None:
-    launcher = LocalLauncher()
-    made = interleaved("r", {}, TWO, {"x": note}, 1, warm_up=False)
-    run(made, ArmsRecord(lambda _: None), lambda _: None, launcher=launcher)
-    assert launcher.asked == ["two x 1", "one x 1"]
 
 
 def test_an_error_where_nothing_is_resumed_ends_all() -> None:
@@ -313,6 +306,11 @@ def test_an_engine_that_cannot_start_says_why(llama: Path) -> None:
         pass
 
 
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("picbench.run.runner.launch", LocalLauncher())
+
+
 ONE_CALL = Experiment(
     plan=lambda _: interleaved("r", {"gpu": "G"}, TWO, {"x": measures}, 2),
     title="Numbers",
@@ -326,8 +324,10 @@ ONE_CALL = Experiment(
 )
 
 
-def test_an_experiment_of_one_call_writes_figures_page_and_summary(tmp_path: Path) -> None:
-    outcome = ONE_CALL.measure(Measured(output=tmp_path), LocalLauncher())
+def test_an_experiment_of_one_call_writes_figures_page_and_summary(
+    tmp_path: Path, local: None
+) -> None:
+    outcome = ONE_CALL.measure(Measured(output=tmp_path))
     assert outcome.code == 0
     assert outcome.page == (tmp_path / "r.md").read_text()
     assert outcome.page.splitlines() == [
@@ -348,42 +348,28 @@ def test_an_experiment_of_one_call_writes_figures_page_and_summary(tmp_path: Pat
     assert json.loads((tmp_path / "summary.json").read_text()) == {"group": {"ratio": -1.0}}
 
 
-def of_one_arm(engine: Any, name: str) -> dict[str, float]:
-    return {"number": 1.0} if engine.name == "one" else {}
-
-
-def test_an_arm_without_figures_so_far_has_a_column(tmp_path: Path) -> None:
-    columns = {name: name for name in TWO}
-    experiment = replace(
-        ONE_CALL,
-        plan=lambda _: interleaved("r", {"gpu": "G"}, TWO, {"x": of_one_arm}, 1),
-        tables=[FigureTable({"number": "a number"}, columns, digits=0)],
-    )
-    page = experiment.measure(Measured(output=tmp_path), LocalLauncher()).page
-    assert "| a number | 1 (1 - 1) | - |" in page
-    assert json.loads((tmp_path / "r.json").read_text())["found"]["two"] == {}
-
-
 IN_ROUNDS = RoundsExperiment(
     plan=lambda chosen: plan(chosen.rounds, facts={"model": chosen.served}),
-    render=lambda found: f"{found.rounds('x')} rounds\n" if "x" in found.cells else "",
-    figures=lambda found: {"rounds": found.rounds("x")},
+    render=lambda found: f"{len(found.seconds['x'])} rounds\n" if "x" in found.cells else "",
+    figures=lambda found: {"rounds": len(found.seconds["x"])},
 )
 
 
-def test_an_experiment_in_rounds_resumes_and_says_what_is_left(tmp_path: Path) -> None:
+def test_an_experiment_in_rounds_resumes_and_says_what_is_left(
+    tmp_path: Path, local: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     chosen = InRounds(output=tmp_path, device="cpu", rounds=1)
 
     def measured(**changes: Any) -> Outcome:
-        return IN_ROUNDS.measure(chosen.model_copy(update=changes), LocalLauncher(), said.append)
+        return IN_ROUNDS.measure(chosen.model_copy(update=changes))
 
-    said: list[str] = []
     assert measured(estimate=True).page.startswith("0 of 2 cells measured")
     assert measured(seconds=1e-9) == Outcome("", 4)
     assert measured() == Outcome("1 rounds\n", 0)
     assert measured(rounds=2) == Outcome("2 rounds\n", 0)
     assert (tmp_path / "r.md").read_text() == "2 rounds\n"
     assert json.loads((tmp_path / "summary.json").read_text()) == {"rounds": 2}
-    said.clear()
+    capsys.readouterr()
     measured(model="testbed")
+    said = capsys.readouterr().out.splitlines()
     assert said[0] == "r.json was measured with another model: started over"
