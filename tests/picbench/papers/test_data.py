@@ -1,7 +1,6 @@
 """Data of experiments: means, tables as files, and what a load is expected to take."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,37 +9,11 @@ from picbench.papers.data import (
     ExperimentData,
     PointArm,
     PointData,
-    SeedSpread,
-    expected_arm,
     mean_value,
     report_table,
+    spread,
 )
 from picbench.tables.table import Shown
-from picbench.workloads.traffic.traffic_facts import TrafficFacts
-
-FACTS = TrafficFacts(
-    requests=10,
-    users=1,
-    mean_tokens=1000.0,
-    mean_chunks=10.0,
-    mean_chunk_tokens=100.0,
-    unique_chunks=10,
-    reuse=0.0,
-    fresh_tokens=100.0,
-    cached=0.0,
-    top_chunk=0.1,
-    rate=None,
-)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_recurs_takes_less_time_than_what_is_new(device: str) -> None:
-    new, known = (replace(FACTS, fresh_tokens=fresh) for fresh in (1000.0, 100.0))
-    for arm in ("mepic", "epic:k=16", "cacheblend:r=0.15", "naive"):
-        assert expected_arm(arm, known, device) < expected_arm(arm, new, device)
-    assert expected_arm("prefix", known, device) == expected_arm("prefix", new, device)
-    late = replace(known, rate=0.1)
-    assert expected_arm("naive", late, device) == 100.0
 
 
 @pytest.mark.parametrize(
@@ -58,12 +31,9 @@ def test_points_with_fewer_seeds_are_not_said_to_have_all(
 
 
 def test_spread_by_hand() -> None:
-    assert SeedSpread.of([1.0, None, 3.0]).value() == Shown(
-        "2.00 ± 1.41", 2.0, pytest.approx(2**0.5)
-    )
-    assert SeedSpread.of([5.0]).value(1) == Shown("5.0", 5.0)
-    assert SeedSpread.of([None]).value() is None
-    assert SeedSpread.of([]).mean is None
+    assert spread([1.0, None, 3.0]) == Shown("2.00 ± 1.41", 2.0, pytest.approx(2**0.5))
+    assert spread([5.0], 1) == Shown("5.0", 5.0)
+    assert spread([None]) is None
 
 
 def test_means_are_numbers_in_files_and_text_for_readers(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tables of papers' pages, and the ledger that they are made of."""
+"""What captions say of the points above them, and the ledger that tables are made of."""
 
 from pathlib import Path
 
@@ -9,47 +9,76 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.ledger import KINDS, summarise
-from picbench.papers.data import ExperimentData, PointData
-from picbench.papers.page import workload_table
-from picbench.papers.settings import Published
+from picbench.papers.data import ExperimentData, PointArm, PointData
+from picbench.papers.judge import Evidence
+from picbench.papers.page import draw
+from picbench.papers.settings import Drawing, Published
 from picbench.store.reader import HELD, Series, read_series
 from picbench.store.writer import RunDirectory
 
 EXACT = st.integers(0, 16 * 50).map(lambda slots: slots / 16)
 
+CONDITIONS = {"caption": "here", "model": "no weights", "hardware": "a machine", "commit": "abc"}
+PUBLISHED = Published("a paper", "a machine", "a model", {})
+
+
+def caption(folder: Path, requests: dict[str, int]) -> str:
+    """All words of a drawing of points with these numbers of requests."""
+    points = tuple(
+        PointData(label, seed, {"requests": count}, {"mepic": PointArm({"time": float(count)})})
+        for label, count in requests.items()
+        for seed in (1, 2)
+    )
+    data = ExperimentData("mepic", "rate", "cpu", "arrivals per second", CONDITIONS, points)
+    drawing = Drawing(name="fig", kind="lines", metric="time", label="time, s")
+    evidence = Evidence({("cpu", "rate"): data}, {})
+    assert draw(drawing, "rate", evidence, PUBLISHED, folder) == ["fig-cpu"]
+    return " ".join((folder / "fig-cpu.svg").read_text().split())
+
 
 @pytest.mark.parametrize(
-    ("tokens", "reuse", "like"),
+    ("requests", "said"),
     [
-        ((1000, 2100), 0.52, "of about the same length and reuse"),
-        ((1000, 2100), 0.6, "of about the same length but with reuse up to 10 points from its"),
-        ((1500, 3000), 0.5, "of about the same reuse, but of 1.5 times its length"),
-        ((1000, 3000), 0.5, "of about the same reuse, but of 1.0 to 1.5 times its length"),
-        ((500, 2000), 0.48, "of about the same reuse, but of 0.5 to 1.0 times its length"),
-        (
-            (500, 2000),
-            0.4,
-            "of 0.5 to 1.0 times its length and with reuse up to 10 points from its",
-        ),
+        ({"5": 50, "15": 200, "50": 200}, "At 5: 50 requests, not 200."),
+        ({"5": 200, "15": 200, "50": 200}, None),
+        # The number is what varies.
+        ({"200": 200, "400": 400}, None),
     ],
 )
-def test_workloads_that_are_unlike_the_papers_say_so(
-    tokens: tuple[int, int], reuse: float, like: str
+def test_points_of_fewer_requests_are_named(
+    tmp_path: Path, requests: dict[str, int], said: str | None
 ) -> None:
-    rows = {
-        "short": {"tokens": 1000, "reuse_pct": 50.0},
-        "long": {"tokens": 2000, "reuse_pct": 50.0},
-    }
-    published = Published("a paper", "a machine", "a model", {"table1": {"rows": rows}})
-    facts = {"requests": 3, "reuse": reuse, "fresh_tokens": 10}
-    points = tuple(
-        PointData(label, 1, facts | {"mean_tokens": size}, {})
-        for label, size in zip(("short", "long", "ours"), (*tokens, 7), strict=True)
-    )
-    data = ExperimentData("mepic", "workloads", "cuda", "workload", {}, points)
-    table = workload_table(data, published)
-    assert table.name == "table1-cuda"
-    assert f"synthetic rows {like}." in table.notes[0]
+    found = caption(tmp_path, requests)
+    assert "Mean of 2 seeds, bars: sd." in found
+    assert (said in found) if said else ("requests, not" not in found)
+
+
+def points_of(labels: list[str]) -> ExperimentData:
+    """A point at each of these places."""
+    arms = {"mepic": PointArm({"time": 1.0})}
+    points = tuple(PointData(label, 1, {"requests": 4}, arms) for label in labels)
+    return ExperimentData("mepic", "rate", "cpu", "arrivals per second", CONDITIONS, points)
+
+
+@pytest.mark.parametrize(
+    ("labels", "order"),
+    [
+        (["1024", "64", "256"], ["64", "256", "1024"]),
+        (["1", "0", "0 at 8/s"], ["1", "0", "0 at 8/s"]),
+    ],
+)
+def test_lines_pass_from_number_to_number(labels: list[str], order: list[str]) -> None:
+    assert points_of(labels).labels == order
+
+
+def test_only_the_points_of_a_drawing_are_drawn(tmp_path: Path) -> None:
+    evidence = Evidence({("cpu", "rate"): points_of(["0", "1", "0 at 8/s"])}, {})
+    drawing = Drawing(name="fig", kind="lines", metric="time", label="time, s", points=["0", "1"])
+    assert draw(drawing, "rate", evidence, PUBLISHED, tmp_path) == ["fig-cpu"]
+    assert "8/s" not in (tmp_path / "fig-cpu.svg").read_text()
+    nowhere = drawing.model_copy(update={"name": "none", "points": ["2"]})
+    assert draw(nowhere, "rate", evidence, PUBLISHED, tmp_path) == []
+    assert not list(tmp_path.glob("none*"))
 
 
 def test_series_are_what_the_run_wrote(tmp_path: Path) -> None:

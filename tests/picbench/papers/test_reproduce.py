@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -16,7 +17,9 @@ from paper_bench import LEDGERS, Bench
 
 from picbench.cli import main
 from picbench.papers.page import write_page
+from picbench.papers.reproduce import expected_arm
 from picbench.papers.settings import read_settings
+from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 
 def reproduce(bench: Bench, settings: Path, output: Path, *flags: str) -> Result:
@@ -130,6 +133,29 @@ def test_a_dry_run_says_what_the_run_would_refuse(
     assert [result.exit_code for result in refused] == [2, 2]
     assert "cpu-chunks-2-seed1.json: a run with other settings" in refused[1].stderr
     assert refused[0].stderr == refused[1].stderr
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_recurs_takes_less_time_than_what_is_new(device: str) -> None:
+    facts = TrafficFacts(
+        requests=10,
+        users=1,
+        mean_tokens=1000.0,
+        mean_chunks=10.0,
+        mean_chunk_tokens=100.0,
+        unique_chunks=10,
+        reuse=0.0,
+        fresh_tokens=100.0,
+        cached=0.0,
+        top_chunk=0.1,
+        rate=None,
+    )
+    new, known = (replace(facts, fresh_tokens=fresh) for fresh in (1000.0, 100.0))
+    for arm in ("mepic", "epic:k=16", "cacheblend:r=0.15", "naive"):
+        assert expected_arm(arm, known, device) < expected_arm(arm, new, device)
+    assert expected_arm("prefix", known, device) == expected_arm("prefix", new, device)
+    late = replace(known, rate=0.1)
+    assert expected_arm("naive", late, device) == 100.0
 
 
 @pytest.mark.parametrize("removed", [(), ("runs",)])

@@ -1,12 +1,14 @@
 """Work by layer, counted from plans, and attention on the first tokens of chunks."""
 
+from statistics import fmean
+
 import numpy as np
 import pytest
 
 from picbench.engines.algorithms import parse
 from picbench.engines.planning.policy import Segment
-from picbench.papers.latency import (
-    LayerShape,
+from picbench.papers.data import ExperimentData
+from picbench.papers.prompts import (
     LayerWork,
     count_layers,
     even_shares,
@@ -57,10 +59,12 @@ def test_operations_are_those_of_a_llama_layer() -> None:
         "intermediate_size": 16,
         "num_hidden_layers": 3,
     }
-    shape = LayerShape.of(config)
-    assert shape == LayerShape(3, 2 * 8 * 16, 2 * (8 * 8 + 3 * 8 * 16), 4 * 8)
-    found = LayerWork(1000, 500, 2000).metrics(shape)
+    found = LayerWork(1000, 500, 2000).metrics(config)
     assert found["gigaoperations"] == pytest.approx((256e3 + 896 * 500 + 64e3) / 1e9)
+
+
+def mean(data: ExperimentData, label: str, arm: str, metric: str) -> float:
+    return fmean(data.values(label, arm, metric).values())
 
 
 def test_rows_are_repeats() -> None:
@@ -69,12 +73,8 @@ def test_rows_are_repeats() -> None:
     assert data.labels == [str(layer) for layer in range(1, 9)]
     assert data.repeats == "rows"
     assert data.seeds == [1, 2]
-    first, last = (data.spread(at, "cacheblend:r=0.15", "gigaoperations").mean for at in "18")
-    full = data.spread("1", "full", "gigaoperations").mean
-    assert first is not None
-    assert last is not None
-    assert full is not None
-    assert first > full > last
+    first, last = (mean(data, at, "cacheblend:r=0.15", "gigaoperations") for at in "18")
+    assert first > mean(data, "1", "full", "gigaoperations") > last
 
 
 SETTINGS = RowSettings(dataset="musique", rows=2, arms=["full", "epic:k=16"], tokens=6)
@@ -118,17 +118,14 @@ def test_both_views_come_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
         "sinks": RowExperiment(varies="layer", by="layer", cpu=SETTINGS),
         "places": RowExperiment(varies="token", by="token", cpu=SETTINGS),
     }
-    said: list[str] = []
-    sinks, places = measure_attention(wanted, SETTINGS, "epic", "abc", said.append)
+    sinks, places = measure_attention(wanted, "epic", "abc")
     assert calls == ["text", "chunk"] * 2
     assert sinks.labels == ["1", "2", "3"]
     assert places.labels == ["1", "2", "3", "4", "5", "6"]
     assert places.seeds == [1, 2]
-    assert places.spread("1", "full", "share").mean == 1.0
-    first, second = (places.spread(label, "epic:k=16", "share").mean for label in "12")
-    assert first is not None
-    assert second is not None
+    assert mean(places, "1", "full", "share") == 1.0
+    first, second = (mean(places, label, "epic:k=16", "share") for label in "12")
     assert first == pytest.approx(5 * second, rel=1e-3)
-    top = sinks.spread("2", "epic:k=16", "top_head_share").mean
+    top = mean(sinks, "2", "epic:k=16", "top_head_share")
     assert top == pytest.approx(sum((first, 3 * second)) / 4, rel=1e-3)
     assert sinks.repeats == "rows"
