@@ -155,10 +155,6 @@ class ScoredPage(SettingsModel):
     output: Folder = setting(PARTS.parent)
 
 
-class DepthPage(ScoredPage):
-    """Scores by depth of the needle, hops, and distance between chunks; needs no engine."""
-
-
 class OfGrid(Served):
     """Settings of what is served to measure a grid, or to check one."""
 
@@ -419,7 +415,6 @@ MEASUREMENTS = (
     Measurement("algorithms serve", ServeScores, "papers.serve_arms:serve", exact=True),
     Measurement("algorithms alone", ServeAlone, "papers.serve_arms:measure_alone", exact=True),
     Measurement("algorithms page", ScoredPage, "papers.algorithms_page:scored_page"),
-    Measurement("algorithms depth", DepthPage, "papers.depth:depth_page"),
     Measurement("all", AllSteps, "experiments.steps:measure"),
     Measurement("architectures", Architectures, "experiments.oracle:check_architectures"),
     Measurement("break-even", BreakEven, "experiments.break_even:measure"),
