@@ -8,7 +8,7 @@ planned requests beside plain ones in the same engine.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -20,21 +20,9 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import PromptSegment, Request, Result, Text
 from picbench.errors import InvalidRun
+from picbench.run import runner
 from picbench.run.measurements import DecodePlanned, EngineComparison, Outcome, SmallSteps
-from picbench.run.runner import (
-    ArmsRecord,
-    Experiment,
-    ExperimentPlan,
-    Measure,
-    engine_of,
-    facts_of,
-    interleaved,
-    random_chunks,
-    random_text,
-    random_tokens,
-    run,
-    say,
-)
+from picbench.run.runner import Measure, random_chunks, random_text, random_tokens
 from picbench.store import provenance
 from picbench.tables.page import (
     FigureRatio,
@@ -71,9 +59,9 @@ def warm(engine: Engine, name: str) -> dict[str, float]:
     chunks = random_chunks(CHUNKS, CHUNK_TOKENS, "chunk")
     algorithm = None if engine.config.stock else "mepic"
     if not engine.config.stock:
-        engine.generate([Request([*chunks, _question("")], algorithm)], max_tokens=1)
+        engine.generate([Request([*chunks, random_text(80, "question")], algorithm)], max_tokens=1)
     Random(name).shuffle(chunks)
-    asked = Request([*chunks, _question(name)], algorithm)
+    asked = Request([*chunks, random_text(80, f"question {name}")], algorithm)
     [result] = engine.generate([asked], max_tokens=64, ignore_eos=True)
     return {f"warm_{figure}": value for figure, value in times_of(result).items()}
 
@@ -100,11 +88,7 @@ def _plain(tokens: tuple[int, ...]) -> Request:
     return Request([Text(tokens=tokens)], algorithm="prefix")
 
 
-def _question(name: str) -> Text:
-    return random_text(80, f"question {name}")
-
-
-def _comparison(settings: EngineComparison) -> ExperimentPlan:
+def _comparison(settings: EngineComparison) -> runner.ExperimentPlan:
     model = models.resolve(settings.model)
     config = EngineConfig(
         model=str(model.path),
@@ -118,7 +102,7 @@ def _comparison(settings: EngineComparison) -> ExperimentPlan:
     facts |= {"rounds": settings.repeats, "seed": 0, "model": model.name}
     engines = {"stock": replace(config, stock=True, algorithm="prefix"), "picbench": config}
     measures: dict[str, Measure] = {"plain": plain, "warm": warm, "hit": hit}
-    return interleaved("engine-comparison", facts, engines, measures, settings.repeats)
+    return runner.interleaved("engine-comparison", facts, engines, measures, settings.repeats)
 
 
 def _ratio(group: str, name: str, over: str, figure: str, below: str = "") -> FigureRatio:
@@ -127,7 +111,7 @@ def _ratio(group: str, name: str, over: str, figure: str, below: str = "") -> Fi
     return FigureRatio(group, name, [((over, figure), (other, below or figure))])
 
 
-ENGINE_COMPARISON = Experiment(
+ENGINE_COMPARISON = runner.Experiment(
     plan=_comparison,
     title="The engine against stock vLLM on a GPU",
     about=(
@@ -200,11 +184,29 @@ class SmallPrompt:
         linked = BLOCK_SIZE * (self.warm + self.new - 1)
         return linked + SMALL_CHUNK * self.new + SMALL_QUESTION
 
+    def draw(self, name: str, *, stock: bool) -> Request:
+        """A request for an engine, or for stock vLLM, which finds as many tokens cached."""
+        if stock:
+            common = random_tokens(self.tokens - self.computed, "common")
+            return _plain((*common, *random_tokens(self.computed, name)))
+        order = Random(name)
+        known = random_chunks(CORPUS, SMALL_CHUNK, "chunk")
+        chunks: list[PromptSegment] = list(order.sample(known, self.warm))
+        chunks += random_chunks(self.new, SMALL_CHUNK, name)
+        order.shuffle(chunks)
+        return Request([*chunks, random_text(SMALL_QUESTION, name)], "mepic")
+
+    def cached(self, *, stock: bool) -> list[Request]:
+        """Requests whose answers leave in the cache what others find there."""
+        if stock:
+            return [_plain(random_tokens(self.tokens - self.computed, "common"))]
+        known = random_chunks(CORPUS, SMALL_CHUNK, "chunk")
+        asked = random_text(SMALL_QUESTION, "cache")
+        return [Request([*known[i : i + 8], asked], "mepic") for i in range(0, CORPUS, 8)]
+
 
 #: Of a few blocks up to more than a graph of 512 tokens serves.
-PROMPTS = tuple(
-    SmallPrompt(warm, new) for warm, new in ((3, 0), (8, 0), (20, 0), (4, 1), (12, 1), (4, 2))
-)
+PROMPTS = tuple(SmallPrompt(*counts) for counts in ((3,), (8,), (20,), (4, 1), (12, 1), (4, 2)))
 
 #: Blocks that the corpus and one request at a time take, twice.
 POOL = 2 * (CORPUS + 20 + 4) * SMALL_CHUNK // BLOCK_SIZE
@@ -215,48 +217,19 @@ def ttft(engine: Engine, name: str, *, prompt: SmallPrompt) -> dict[str, float]:
 
     The latter is left out where there is no GPU.
     """
-    _cache(engine, prompt)
-    times = []
+    stock, times = engine.config.stock, []
+    for request in prompt.cached(stock=stock):
+        engine.generate([request], max_tokens=1, ignore_eos=True)
     for number in range(REQUESTS):
-        [result] = _serve(engine, _request(engine, prompt, f"{name} {number}"))
+        request = prompt.draw(f"{name} {number}", stock=stock)
+        [result] = engine.generate([request], max_tokens=1, ignore_eos=True)
         times.append(result.timings.ttft * 1e3)
     found = {f"ttft {prompt.name}": median(times)}
     if engine.describe()["device"] == "cuda":
-        request = _request(engine, prompt, f"{name} profiled")
-        found[f"gpu {prompt.name}"] = _gpu_ms(partial(_serve, engine, request))
+        request = prompt.draw(f"{name} profiled", stock=stock)
+        work = partial(engine.generate, [request], max_tokens=1, ignore_eos=True)
+        found[f"gpu {prompt.name}"] = _gpu_ms(work)
     return found
-
-
-def _cache(engine: Engine, prompt: SmallPrompt) -> None:
-    """Have the engine cache what its requests find; what it has already costs little."""
-    if engine.config.stock:
-        _serve(engine, Request([Text(tokens=_common(prompt))], "prefix"))
-        return
-    chunks = random_chunks(CORPUS, SMALL_CHUNK, "chunk")
-    for first in range(0, CORPUS, 8):
-        asked = [*chunks[first : first + 8], random_text(SMALL_QUESTION, "cache")]
-        _serve(engine, Request(asked, "mepic"))
-
-
-def _request(engine: Engine, prompt: SmallPrompt, name: str) -> Request:
-    if engine.config.stock:
-        own = random_tokens(prompt.computed, name)
-        return Request([Text(tokens=(*_common(prompt), *own))], "prefix")
-    order = Random(name)
-    known = random_chunks(CORPUS, SMALL_CHUNK, "chunk")
-    chunks: list[PromptSegment] = list(order.sample(known, prompt.warm))
-    chunks += random_chunks(prompt.new, SMALL_CHUNK, name)
-    order.shuffle(chunks)
-    return Request([*chunks, random_text(SMALL_QUESTION, name)], "mepic")
-
-
-def _common(prompt: SmallPrompt) -> tuple[int, ...]:
-    """What stock vLLM finds of a prompt, whole blocks."""
-    return random_tokens(prompt.tokens - prompt.computed, "common")
-
-
-def _serve(engine: Engine, request: Request) -> list[Result]:
-    return engine.generate([request], max_tokens=1, ignore_eos=True)
 
 
 def _gpu_ms(work: Callable[[], object]) -> float:
@@ -272,13 +245,11 @@ def _gpu_ms(work: Callable[[], object]) -> float:
     return float(sum(event.self_device_time_total for event in on_gpu)) / 1e3
 
 
-def small_steps_plan(settings: SmallSteps) -> ExperimentPlan:
+def small_steps_plan(settings: SmallSteps) -> runner.ExperimentPlan:
     """A cell for each prompt, on two engines for each size of graphs."""
-    config = engine_of(
-        settings,
-        context=max(prompt.tokens for prompt in PROMPTS) + BLOCK_SIZE,
-        batch_tokens=8192,
-        kv_blocks=POOL,
+    longest = max(prompt.tokens for prompt in PROMPTS)
+    config = runner.engine_of(
+        settings, context=longest + BLOCK_SIZE, batch_tokens=8192, kv_blocks=POOL
     )
     engines: dict[str, EngineConfig] = {}
     for size in settings.graph_tokens:
@@ -286,8 +257,8 @@ def small_steps_plan(settings: SmallSteps) -> ExperimentPlan:
         engines[f"mepic, {size}"] = sized
         engines[f"stock, {size}"] = replace(sized, stock=True, algorithm="prefix")
     measures: dict[str, Measure] = {each.name: partial(ttft, prompt=each) for each in PROMPTS}
-    facts = facts_of(settings) | {"repeats": settings.repeats}
-    return interleaved("small-steps", facts, engines, measures, settings.repeats)
+    facts = runner.facts_of(settings) | {"repeats": settings.repeats}
+    return runner.interleaved("small-steps", facts, engines, measures, settings.repeats)
 
 
 class GraphRatios:
@@ -295,27 +266,21 @@ class GraphRatios:
 
     def render(self, found: Found) -> str:
         """See `DrawnTable`; nothing if graphs have one size."""
-        larger = _larger(found)
+        by_kind: dict[str, list[str]] = {}
+        for arm in sorted(found, key=lambda name: int(name.split(", ")[1])):
+            by_kind.setdefault(arm.split(",")[0], []).append(arm)
+        larger = {arm: sized[0] for sized in by_kind.values() for arm in sized[1:]}
         if not larger:
             return ""
-        rows = [
-            (prompt.name, *(self._ratio(found, arm, base, prompt) for arm, base in larger.items()))
-            for prompt in PROMPTS
-        ]
+        rows = []
+        for prompt in PROMPTS:
+            row = [prompt.name]
+            for pair in larger.items():
+                times, others = (found[each].get(f"ttft {prompt.name}") for each in pair)
+                row.append(spread(by_round(times, others) if times and others else None, 2))
+            rows.append(row)
         said = "Time to the first token over that with the smallest graphs, repeat by repeat:"
         return paragraphs(said, table(("chunks", *larger), rows, right=1))
-
-    def _ratio(self, found: Found, arm: str, base: str, prompt: SmallPrompt) -> str:
-        times, others = (found[each].get(f"ttft {prompt.name}") for each in (arm, base))
-        return spread(by_round(times, others) if times and others else None, 2)
-
-
-def _larger(found: Found) -> dict[str, str]:
-    """Arms of other sizes than the smallest, each with the arm of its kind that has this."""
-    by_kind: dict[str, list[str]] = {}
-    for arm in sorted(found, key=lambda name: int(name.split(", ")[1])):
-        by_kind.setdefault(arm.split(",")[0], []).append(arm)
-    return {arm: sized[0] for sized in by_kind.values() for arm in sized[1:]}
 
 
 def _small_table(figure: str, heading: str) -> FigureTable:
@@ -327,7 +292,7 @@ def _small_table(figure: str, heading: str) -> FigureTable:
     )
 
 
-SMALL_STEPS = Experiment(
+SMALL_STEPS = runner.Experiment(
     plan=small_steps_plan,
     title="Time to the first token where few tokens are computed",
     about=(
@@ -381,37 +346,21 @@ class ReplyBatch(NamedTuple):
 
     def drawn(self, arm: str) -> list[Request]:
         """The requests of an arm: the same tokens in every arm and every round."""
-        return [self._request(arm, f"{self.label} {index}") for index in range(self.requests)]
-
-    def _request(self, arm: str, name: str) -> Request:
-        lead, question = (
-            random_text(LEAD, f"{name} lead"),
-            random_text(QUESTION, f"{name} question"),
-        )
-        segments = [lead, *random_chunks(self.chunks, CHUNK, f"{name} chunk"), question]
-        if arm != PLAIN:
-            return Request(segments, arm)
-        return Request([Text(tokens=tuple(chain(*(each.tokens or () for each in segments))))])
+        found = []
+        for name in (f"{self.label} {index}" for index in range(self.requests)):
+            lead = random_text(LEAD, f"{name} lead")
+            question = random_text(QUESTION, f"{name} question")
+            segments = [lead, *random_chunks(self.chunks, CHUNK, f"{name} chunk"), question]
+            if arm == PLAIN:
+                tokens = tuple(chain(*(each.tokens or () for each in segments)))
+                found.append(Request([Text(tokens=tokens)]))
+            else:
+                found.append(Request(segments, arm))
+        return found
 
 
 #: One request and eight, of about 1,000 and 4,000 tokens.
 BATCHES = tuple(ReplyBatch(requests, chunks) for requests in (1, 8) for chunks in (4, 16))
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeCost:
-    """What an algorithm's requests cost in a batch, beside plain ones of as many tokens.
-
-    By clock ("cpu", "wall"): milliseconds a token of either, and the ratio planned to plain, paired
-    within a round.
-    """
-
-    requests: int
-    prompt: int
-    algorithm: str
-    plain_ms: Mapping[str, Spread]
-    planned_ms: Mapping[str, Spread]
-    ratio: Mapping[str, Spread]
 
 
 def time_replies(engine: Engine, name: str, *, batch: ReplyBatch) -> dict[str, float]:
@@ -423,13 +372,16 @@ def time_replies(engine: Engine, name: str, *, batch: ReplyBatch) -> dict[str, f
     Random(name).shuffle(arms)
     found: dict[str, float] = {}
     for arm in arms:
-        times = _time_arm(engine, arm, batch.drawn(arm))
-        for clock, milliseconds in zip(_CLOCKS, times, strict=True):
-            found[f"{batch.label} {arm} {clock}"] = milliseconds
+        times = time_arm(engine, arm, batch.drawn(arm))
+        found |= {f"{batch.label} {arm} {clock}": value for clock, value in times.items()}
     return found
 
 
-def _time_arm(engine: Engine, arm: str, requests: Sequence[Request]) -> Iterator[float]:
+def time_arm(engine: Engine, arm: str, requests: Sequence[Request]) -> dict[str, float]:
+    """Milliseconds a token by clock, from the first token of all replies to the last.
+
+    Raises InvalidRun unless whole replies were decoded at once from what was cached before.
+    """
     engine.generate(requests, max_tokens=1, ignore_eos=True)
     before, results, ends = engine.preemptions, dict[str, Result](), list[int]()
     tags = [engine.submit(r, max_tokens=REPLY, ignore_eos=True) for r in requests]
@@ -440,40 +392,31 @@ def _time_arm(engine: Engine, arm: str, requests: Sequence[Request]) -> Iterator
         ends += [len(clocks) - 1] * len(ended)
         results |= ended
     require_decoding(arm, list(results.values()), engine.preemptions - before)
-    first, last = decoding(ends)
-    tokens = (last - first) * len(requests)
-    pairs = zip(clocks[first], clocks[last], strict=True)
-    return ((end - begin) / tokens * 1e3 for begin, end in pairs)
+    if len(set(ends)) != 1:
+        raise InvalidRun(
+            f"replies of one batch ended in steps {sorted(ends)}",
+            hint="raise `batch_tokens`, so that all of them begin in one",
+        )
+    tokens = (REPLY - 1) * len(requests)
+    first, last = clocks[max(ends) - REPLY + 1], clocks[max(ends)]
+    took = ((end - begin) / tokens * 1e3 for begin, end in zip(first, last, strict=True))
+    return dict(zip(_CLOCKS, took, strict=True))
 
 
 def _now() -> tuple[float, float]:
     return time.process_time(), time.perf_counter()
 
 
-def decoding(ends: Collection[int]) -> tuple[int, int]:
-    """The steps after which the first and the last token of all replies were there.
-
-    `ends` are the steps, counted from 1, in which replies of `REPLY` tokens ended. Raises
-    InvalidRun unless all of them ended in one.
-    """
-    if len(set(ends)) != 1:
-        raise InvalidRun(
-            f"replies of one batch ended in steps {sorted(ends)}",
-            hint="raise `batch_tokens`, so that all of them begin in one",
-        )
-    last = max(ends)
-    return last - REPLY + 1, last
-
-
 def require_decoding(arm: str, results: Sequence[Result], preemptions: int) -> None:
     """Raises InvalidRun unless whole replies were decoded from what was cached before."""
     planned = arm != PLAIN
+    read = [result.hits.chunk + result.hits.copied for result in results]
     wrong = {
         "lost its blocks": preemptions > 0,
         "was cut short": any(len(result.tokens) != REPLY for result in results),
         "computed chunks": any(result.counts.compiled for result in results),
-        "read no chunk": planned and not all(r.hits.chunk + r.hits.copied for r in results),
-        "read chunks": not planned and any(r.hits.chunk + r.hits.copied for r in results),
+        "read no chunk": planned and not all(read),
+        "read chunks": not planned and any(read),
     }
     found = [line for line, happened in wrong.items() if happened]
     if found:
@@ -482,42 +425,47 @@ def require_decoding(arm: str, results: Sequence[Result], preemptions: int) -> N
 
 def compare(
     batch: ReplyBatch, algorithm: str, figures: Mapping[str, Sequence[float]]
-) -> DecodeCost:
-    """The costs of an algorithm in a batch; `figures` are those of `time_replies`, by round."""
-    pairs = {
-        clock: tuple(figures[f"{batch.label} {arm} {clock}"] for arm in (algorithm, PLAIN))
-        for clock in _CLOCKS
+) -> dict[str, Any]:
+    """What an algorithm's requests cost in a batch, beside plain ones of as many tokens.
+
+    By clock ("cpu", "wall"): milliseconds a token of either, and the ratio planned to plain, paired
+    within a round. `figures` are those of `time_replies`, by round.
+    """
+    found: dict[str, Any] = {
+        "requests": batch.requests,
+        "prompt": batch.prompt,
+        "algorithm": algorithm,
+        "plain_ms": {},
+        "planned_ms": {},
+        "ratio": {},
     }
-    return DecodeCost(
-        batch.requests,
-        batch.prompt,
-        algorithm,
-        {clock: Spread.of(theirs) for clock, (_, theirs) in pairs.items()},
-        {clock: Spread.of(ours) for clock, (ours, _) in pairs.items()},
-        {clock: Spread.of_ratios(*pair) for clock, pair in pairs.items()},
-    )
+    for clock in _CLOCKS:
+        ours, theirs = (figures[f"{batch.label} {arm} {clock}"] for arm in (algorithm, PLAIN))
+        found["plain_ms"][clock] = asdict(Spread.of(theirs))
+        found["planned_ms"][clock] = asdict(Spread.of(ours))
+        found["ratio"][clock] = asdict(Spread.of_ratios(ours, theirs))
+    return found
 
 
-def highest(costs: Sequence[DecodeCost], clock: str = "cpu") -> float:
+def highest(costs: Sequence[Mapping[str, Any]], clock: str = "cpu") -> float:
     """The largest median ratio."""
-    return max(cost.ratio[clock].median for cost in costs)
+    return max(float(cost["ratio"][clock]["median"]) for cost in costs)
 
 
-def render_decode_cost(costs: Sequence[DecodeCost], facts: Mapping[str, Any]) -> str:
+def render_decode_cost(costs: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
     """The page, in Markdown: a row for each algorithm and batch, and a line with the verdict."""
     head = ("requests", "prompt tokens", "algorithm", "plain ms", "planned ms", "CPU time", "wall")
     rows = [
         (
-            str(cost.requests),
-            f"{cost.prompt:,}",
-            cost.algorithm,
-            f"{cost.plain_ms['cpu'].median:.2f}",
-            f"{cost.planned_ms['cpu'].median:.2f}",
-            *(cost.ratio[clock].text(2) for clock in _CLOCKS),
+            str(cost["requests"]),
+            f"{cost['prompt']:,}",
+            cost["algorithm"],
+            *(f"{cost[name]['cpu']['median']:.2f}" for name in ("plain_ms", "planned_ms")),
+            *(Spread(**cost["ratio"][clock]).text(2) for clock in _CLOCKS),
         )
         for cost in costs
     ]
-    rounds = max(cost.ratio["cpu"].n for cost in costs)
+    rounds = max(cost["ratio"]["cpu"]["n"] for cost in costs)
     variables = ", ".join(f"{name}={value}" for name, value in facts["variables"].items())
     one, five, _ = facts["load"]
     worst = highest(costs)
@@ -536,11 +484,14 @@ def render_decode_cost(costs: Sequence[DecodeCost], facts: Mapping[str, Any]) ->
     )
 
 
-def decode_plan(settings: DecodePlanned, batches: Sequence[ReplyBatch]) -> ExperimentPlan:
-    """A cell for each batch, in one engine."""
+def measure_decode_cost(
+    settings: DecodePlanned, batches: Sequence[ReplyBatch] = BATCHES
+) -> Outcome:
+    """Measure all batches, write ``decode.json`` and ``.md``; the code is 1 if it is too much."""
+    model = models.resolve(settings.model)
     most = max(batch.requests * (batch.prompt + REPLY) for batch in batches)
     config = EngineConfig(
-        model=str(models.resolve(settings.model).path),
+        model=str(model.path),
         device="cpu",
         dtype="float32",
         context=max(batch.prompt for batch in batches) + REPLY,
@@ -549,24 +500,13 @@ def decode_plan(settings: DecodePlanned, batches: Sequence[ReplyBatch]) -> Exper
         max_requests=max(batch.requests for batch in batches),
         tiers="",
     )
-    measures: dict[str, Measure] = {
-        each.label: partial(time_replies, batch=each) for each in batches
-    }
-    return interleaved("decode", {}, {"picbench": config}, measures, settings.rounds)
-
-
-def measure_decode_cost(
-    settings: DecodePlanned,
-    batches: Sequence[ReplyBatch] = BATCHES,
-) -> Outcome:
-    """Measure all batches, write ``decode.json`` and ``.md``; the code is 1 if it is too much."""
-    record = ArmsRecord(say)
-    run(decode_plan(settings, batches), record, say)
+    measures: Mapping[str, Measure] = {b.label: partial(time_replies, batch=b) for b in batches}
+    plan = runner.interleaved("decode", {}, {"picbench": config}, measures, settings.rounds)
+    record = runner.ArmsRecord(runner.say)
+    runner.run(plan, record, runner.say)
     found = record.found["picbench"]
     costs = [compare(batch, arm, found) for batch in batches for arm in PLANNED]
-    facts = provenance.facts(*_FACTS, commit=settings.commit)
-    facts["model"] = models.resolve(settings.model).label
+    facts = provenance.facts(*_FACTS, commit=settings.commit) | {"model": model.label}
     rendered = render_decode_cost(costs, facts)
-    document = {"schema": 1, "provenance": facts, "results": [asdict(cost) for cost in costs]}
-    save(settings.output / "decode", document, rendered)
+    save(settings.output / "decode", {"schema": 1, "provenance": facts, "results": costs}, rendered)
     return Outcome(rendered, 0 if highest(costs) <= ALLOWED else 1)

@@ -1,4 +1,4 @@
-"""Requests that decode together: what an engine generates a second while all of them do."""
+"""Requests that decode together, alone or beside prompts that arrive: what an engine takes."""
 
 import time
 from collections import Counter
@@ -21,6 +21,9 @@ AHEAD = 8
 
 #: Blocks of a request beside those of its prompt and its reply: last ones that are not full.
 _SPARE = 4
+
+#: Tokens of a reply when engines are warmed up.
+_BRIEF = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +49,15 @@ class DecodeScene:
         return self.chunks * self.length + self.question
 
     @property
-    def sharing(self) -> float:
-        """Requests that read a chunk, on average."""
-        return self.requests * self.chunks / self.corpus
-
-    @property
-    def chunk_blocks(self) -> int:
-        """Blocks of a chunk."""
-        return -(-self.length // BLOCK_SIZE)
-
-    @property
-    def own_blocks(self) -> int:
-        """Blocks of a request that no other one sees: a linked one for each chunk, and its text."""
-        return self.chunks + -(-(self.question + self.reply) // BLOCK_SIZE) + _SPARE
+    def text_blocks(self) -> int:
+        """Blocks of a request's question and reply, which it shares with nobody."""
+        return -(-(self.question + self.reply) // BLOCK_SIZE) + _SPARE
 
     @property
     def blocks(self) -> int:
-        """Blocks of the corpus and of all requests."""
-        return self.corpus * self.chunk_blocks + self.requests * self.own_blocks
-
-    @property
-    def computed(self) -> int:
-        """Tokens that all prompts compute over chunks that are there."""
-        return self.requests * (self.chunks * BLOCK_SIZE + self.question)
+        """Blocks of the corpus and of all requests, each with a linked one for each chunk."""
+        own = self.chunks + self.text_blocks
+        return self.corpus * -(-self.length // BLOCK_SIZE) + self.requests * own
 
     def plain_fit(self, pool: int) -> int:
         """Requests that fit a pool at a time where they share nothing."""
@@ -77,8 +66,7 @@ class DecodeScene:
     def common_fit(self, pool: int) -> int:
         """Requests that fit a pool at a time where all chunks of all are one common prefix."""
         prefix = self.chunks * self.length // BLOCK_SIZE + 1
-        own = -(-(self.question + self.reply) // BLOCK_SIZE) + _SPARE
-        return max(1, min(self.requests, (pool - prefix) // own))
+        return max(1, min(self.requests, (pool - prefix) // self.text_blocks))
 
     def known(self) -> list[Chunk]:
         """The corpus: the same chunks for every scene with as long ones."""
@@ -100,47 +88,83 @@ class DecodeScene:
             found.append(Request([*(known[i] for i in picked), asked], algorithm))
         return found
 
-    def cover(self, algorithm: str | None) -> list[Request]:
-        """Requests with all chunks of the corpus, so that they are compiled."""
-        known, asked = self.known(), random_text(self.question, "cover")
-        groups = (known[i : i + self.chunks] for i in range(0, self.corpus, self.chunks))
-        return [Request([*group, asked], algorithm) for group in groups]
+
+@dataclass(frozen=True, slots=True)
+class CostGuess:
+    """A device's tokens of prompts a second, and the seconds of a step that decodes."""
+
+    tokens_s: float
+    step_s: float
+
+    def seconds(self, tokens: float, steps: float) -> float:
+        """Seconds for prompts of this many tokens in all, and for steps."""
+        return tokens / self.tokens_s + steps * self.step_s
+
+    def wave(self, scene: DecodeScene) -> float:
+        """Seconds of requests that decode together; a block of each chunk is computed."""
+        computed = scene.requests * (scene.chunks * BLOCK_SIZE + scene.question)
+        return self.seconds(computed, scene.reply)
 
 
-def decode_wave(engine: Engine, name: str, *, scene: DecodeScene, common: bool) -> dict[str, float]:
+def wave_engine(settings: Served, scene: DecodeScene, pool: int) -> EngineConfig:
+    """An engine that has all requests of a scene in flight, with a pool of `pool` blocks."""
+    return engine_of(
+        settings,
+        context=scene.prompt + scene.reply,
+        batch_tokens=8192,
+        kv_blocks=pool,
+        max_requests=scene.requests,
+        shared_decode="off",
+    )
+
+
+def as_stock(config: EngineConfig) -> EngineConfig:
+    """Stock vLLM with prefix caching, of the same sizes."""
+    return replace(config, stock=True, algorithm="prefix", shared_decode="off")
+
+
+def wave_arm(engine: str, scene: DecodeScene, *, common: bool = False) -> ServedArm:
+    """The arm that serves a scene in an engine; with one prefix in `common`, see `decode_wave`."""
+    work = partial(decode_wave, scene=scene, common=common)
+    return ServedArm(engine, work, partial(work, brief=True))
+
+
+def decode_wave(
+    engine: Engine, name: str, *, scene: DecodeScene, common: bool, brief: bool = False
+) -> dict[str, float]:
     """Requests over chunks that are in the pool; see `decode_figures`.
 
-    Where they have one prefix in `common` instead, all have the same chunks in the same order.
+    Where they have one prefix in `common` instead, all have the same chunks in the same order. A
+    `brief` wave warms up and has no figures.
     """
+    reply = min(_BRIEF, scene.reply) if brief else scene.reply
     requests = _prepared(engine, name, scene, common)
     preempted = engine.preemptions
-    found = serve_wave(engine, requests, scene.reply)
-    figures = decode_figures(found, scene.reply)
-    compiled = sum(result.counts.compiled for result in found.results)
-    lost = engine.preemptions - preempted
-    return figures | {"compiled_tokens": compiled, "preemptions": lost}
-
-
-def brief_wave(engine: Engine, name: str, *, scene: DecodeScene, common: bool) -> dict[str, float]:
-    """The same to warm up, without figures."""
-    serve_wave(engine, _prepared(engine, name, scene, common), scene.reply)
-    return {}
+    found = serve_wave(engine, requests, reply)
+    if brief:
+        return {}
+    return decode_figures(found, reply) | {
+        "compiled_tokens": sum(result.counts.compiled for result in found.results),
+        "preemptions": engine.preemptions - preempted,
+    }
 
 
 def _prepared(engine: Engine, name: str, scene: DecodeScene, common: bool) -> list[Request]:
     """The requests, after what they share was served."""
-    stock = engine.config.stock
+    stock, known = engine.config.stock, scene.known()
     if common:
-        known = scene.known()[: scene.chunks]
         names = (f"{name} {i}" for i in range(scene.requests + 1))
         texts = [random_text(scene.question, each) for each in names]
         plain = None if stock else "prefix"
-        first, *requests = (Request([*known, text], plain) for text in texts)
+        first, *requests = (Request([*known[: scene.chunks], text], plain) for text in texts)
         engine.generate([first], max_tokens=1)
         return requests
     algorithm = None if stock else "mepic"
     if not stock:
-        engine.generate(scene.cover(algorithm), max_tokens=1, concurrency=4)
+        asked = random_text(scene.question, "cover")
+        groups = (known[i : i + scene.chunks] for i in range(0, scene.corpus, scene.chunks))
+        cover = [Request([*group, asked], algorithm) for group in groups]
+        engine.generate(cover, max_tokens=1, concurrency=4)
     return scene.draw(name, scene.requests, algorithm)
 
 
@@ -211,19 +235,47 @@ def decode_figures(found: WaveTimes, reply: int) -> dict[str, float]:
     }
 
 
-def serve_beside(
-    engine: Engine, prompts: Sequence[Request], others: Sequence[Request], *, gap: int, reply: int
-) -> list[tuple[float, float]]:
-    """When each step began and ended, in seconds, while `others` decode `reply` tokens each.
+@dataclass(frozen=True, slots=True)
+class BesideScene:
+    """Prompts that arrive while plain requests decode.
 
-    A prompt arrives every `gap` steps. Each step gives each of the others a token. Raises
-    InvalidRun if prompts did not arrive, or were not answered, before the others ended.
+    `arrivals` prompts of `chunks` chunks of `length` tokens and a question of `question` come `gap`
+    steps apart; meanwhile `others` decode `reply` tokens each.
     """
-    left = {engine.submit(each, max_tokens=reply, ignore_eos=True) for each in others}
+
+    chunks: int = 64
+    length: int = 512
+    question: int = 80
+    others: int = 16
+    arrivals: int = 3
+    gap: int = 100
+    reply: int = 400
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt."""
+        return self.chunks * self.length + self.question
+
+    def draw(self, name: str) -> list[Chunk]:
+        """Chunks that belong to a name."""
+        return random_chunks(self.chunks, self.length, name)
+
+
+def serve_beside(
+    engine: Engine, prompts: Sequence[Request], name: str, scene: BesideScene
+) -> list[tuple[float, float]]:
+    """When each step began and ended, in seconds, while the others decode.
+
+    Each step gives each of the others a token. Raises InvalidRun if prompts did not arrive, or were
+    not answered, before the others ended.
+    """
+    texts = (random_text(2 * BLOCK_SIZE, f"{name} other {i}") for i in range(scene.others))
+    others = [Request([text], "prefix") for text in texts]
+    left = {engine.submit(each, max_tokens=scene.reply, ignore_eos=True) for each in others}
     waiting, asked = list(prompts), set[str]()
     steps: list[tuple[float, float]] = []
     while left:
-        if waiting and steps and len(steps) % gap == 0:
+        if waiting and steps and len(steps) % scene.gap == 0:
             asked.add(engine.submit(waiting.pop(0), max_tokens=1, ignore_eos=True))
         began = time.perf_counter()
         ended = engine.step().keys()
@@ -244,50 +296,3 @@ def serve_beside(
 def p99(values: Sequence[float]) -> float:
     """The 99th percentile."""
     return quantiles(values, n=100, method="inclusive")[-1]
-
-
-#: Tokens of a reply when engines are warmed up.
-_BRIEF = 16
-
-
-def wave_arm(engine: str, scene: DecodeScene, *, common: bool = False) -> ServedArm:
-    """The arm that serves a scene in an engine; with one prefix in `common`, see `decode_wave`."""
-    brief = replace(scene, reply=min(_BRIEF, scene.reply))
-    return ServedArm(
-        engine,
-        partial(decode_wave, scene=scene, common=common),
-        partial(brief_wave, scene=brief, common=common),
-    )
-
-
-def wave_engine(settings: Served, scene: DecodeScene, pool: int) -> EngineConfig:
-    """An engine that has all requests of a scene in flight, with a pool of `pool` blocks."""
-    return engine_of(
-        settings,
-        context=scene.prompt + scene.reply,
-        batch_tokens=8192,
-        kv_blocks=pool,
-        max_requests=scene.requests,
-        shared_decode="off",
-    )
-
-
-def as_stock(config: EngineConfig) -> EngineConfig:
-    """Stock vLLM with prefix caching, of the same sizes."""
-    return replace(config, stock=True, algorithm="prefix", shared_decode="off")
-
-
-@dataclass(frozen=True, slots=True)
-class CostGuess:
-    """A device's tokens of prompts a second, and the seconds of a step that decodes."""
-
-    tokens_s: float
-    step_s: float
-
-    def seconds(self, tokens: float, steps: float) -> float:
-        """Seconds for prompts of this many tokens in all, and for steps."""
-        return tokens / self.tokens_s + steps * self.step_s
-
-    def wave(self, scene: DecodeScene) -> float:
-        """Seconds of requests that decode together, over chunks that are there."""
-        return self.seconds(scene.computed, scene.reply)

@@ -1,47 +1,62 @@
-"""The engine beside stock vLLM, and where few tokens are computed: what is asked, and pages."""
+"""The engine beside stock vLLM, where few tokens are computed, and where requests decode."""
 
+import json
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 from asked_engine import Asked
 from harness_fakes import GPU_FACTS
+from local_servers import LocalLauncher
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
-from picbench.engines.request import Chunk, Request
+from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Hits, Request, Result, Timings, TokenCounts
+from picbench.errors import InvalidRun
 from picbench.experiments import engine_speed
 from picbench.experiments.engine_speed import (
+    BATCHES,
     CORPUS,
     ENGINE_COMPARISON,
+    PLAIN,
+    PLANNED,
     POOL,
     PROMPTS,
+    REPLY,
     REQUESTS,
     SMALL_STEPS,
+    ReplyBatch,
     SmallPrompt,
+    compare,
+    highest,
+    measure_decode_cost,
+    render_decode_cost,
+    require_decoding,
     small_steps_plan,
+    time_replies,
     ttft,
 )
 from picbench.experiments.engine_speed import SMALL_CHUNK as CHUNK
-from picbench.experiments.engine_speed import SMALL_QUESTION as QUESTION
-from picbench.run.measurements import SmallSteps
+from picbench.run.measurements import DecodePlanned, SmallSteps
 from picbench.tables.page import ratio_figures
+from picbench.workloads import models
 
 FACTS = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "repeats": 2}
 
 
-class OnCpu(Asked):
-    def describe(self) -> dict[str, Any]:
-        return {"device": "cpu"}
+class OnDevice(Asked):
+    device = "cpu"
 
-
-class OnGpu(Asked):
     def describe(self) -> dict[str, Any]:
-        return {"device": "cuda"}
+        return {"device": self.device}
 
 
 def asked(
     prompt: SmallPrompt, name: str, *, stock: bool = False
 ) -> tuple[list[Request], dict[str, float]]:
-    engine = OnCpu(EngineConfig("m", stock=stock))
+    engine = OnDevice(EngineConfig("m", stock=stock))
     return engine.requests, ttft(engine, name, prompt=prompt)  # type: ignore[arg-type]
 
 
@@ -89,11 +104,6 @@ def test_the_corpus_and_a_request_fit_the_pool() -> None:
     assert max(prompt.warm for prompt in PROMPTS) <= CORPUS
 
 
-def test_what_is_computed_is_linked_or_new() -> None:
-    assert SmallPrompt(3).computed == 2 * BLOCK_SIZE + QUESTION
-    assert SmallPrompt(4, 1).computed == 4 * BLOCK_SIZE + CHUNK + QUESTION
-
-
 def test_the_gpu_is_watched_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[Any]] = []
 
@@ -102,7 +112,8 @@ def test_the_gpu_is_watched_where_there_is_one(monkeypatch: pytest.MonkeyPatch) 
         return 5.5
 
     monkeypatch.setattr(engine_speed, "_gpu_ms", watched)
-    engine: Any = OnGpu(EngineConfig("m"))
+    engine: Any = OnDevice(EngineConfig("m"))
+    engine.device = "cuda"
     assert ttft(engine, "1", prompt=PROMPTS[0])["gpu 3 warm"] == 5.5
     assert len(ran) == 1 and len(ran[0]) == 1
 
@@ -112,7 +123,7 @@ def test_there_are_two_engines_of_each_size_and_a_cell_of_each_prompt() -> None:
     plan = small_steps_plan(settings)
     assert list(plan.engines) == ["mepic, 64", "stock, 64", "mepic, 128", "stock, 128"]
     assert [engine.graph_tokens for engine in plan.engines.values()] == [64, 64, 128, 128]
-    engine: Any = OnCpu(EngineConfig("m"))
+    engine: Any = OnDevice(EngineConfig("m"))
     for prompt, cell in zip(PROMPTS, plan.cells, strict=True):
         assert cell.name == prompt.name
         measure = cell.arms["mepic, 64"].measure
@@ -132,11 +143,6 @@ def test_the_page_has_ratios_of_sizes_by_repeat() -> None:
     assert "| 3 warm | 48 | 5.0 (5.0 - 5.0) | 5.5 (5.0 - 6.0) | 5.0 (5.0 - 5.0) | - |" in page
     assert "| chunks | mepic, 1024 | stock, 1024 |" in page
     assert "| 3 warm | 0.75 (0.50 - 1.00) | 0.75 (0.50 - 1.00) |" in page
-
-
-def test_a_page_of_one_size_has_no_ratios_and_without_a_gpu_no_times_of_one() -> None:
-    page = SMALL_STEPS.render({"mepic, 512": {"ttft 3 warm": [10.0]}}, FACTS)
-    assert "smallest graphs" not in page and "GPU computes" not in page
 
 
 FOUND = {
@@ -177,3 +183,178 @@ def test_the_page_names_what_ran_and_what_did_not() -> None:
     assert "dummy weights" in page
     assert "20.00 (10.00 - 30.00, n=3)" in page
     assert "| 40.00 (40.00 - 40.00, n=1) | - |" in page
+
+
+CPU_FACTS = {
+    "cpu": "C",
+    "threads": 2,
+    "capability": "AVX2",
+    "variables": {"OMP_NUM_THREADS": "2"},
+    "torch": "T",
+    "vllm": "V",
+    "commit": "abc",
+    "load": [1.04, 2.0, 3.0],
+    "model": "M",
+}
+
+SMALL = ReplyBatch(2, 1)
+
+
+def figures(batch: ReplyBatch, **times: Sequence[float]) -> dict[str, Sequence[float]]:
+    """Figures in which every arm takes as long by either clock."""
+    return {
+        f"{batch.label} {arm} {clock}": times[arm] for arm in times for clock in ("cpu", "wall")
+    }
+
+
+def cost(*planned: float) -> dict[str, Any]:
+    return compare(SMALL, "mepic", figures(SMALL, plain=[1.0] * len(planned), mepic=planned))
+
+
+def result(tokens: int = REPLY, compiled: int = 0, **hits: int) -> Result:
+    nothing = Timings(0.0, 0.0, None, 0.0)
+    counts = TokenCounts(compiled=compiled)
+    return Result("", tuple(range(tokens)), (), nothing, counts, Hits(**hits))
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[Engine]:
+    config = EngineConfig(
+        model=str(models.resolve("shape:tiny").path),
+        device="cpu",
+        dtype="float32",
+        context=SMALL.prompt + REPLY,
+        kv_blocks=200,
+        max_requests=SMALL.requests,
+        tiers="",
+    )
+    with Engine(config) as engine:
+        yield engine
+
+
+def test_every_arm_of_a_real_engine_is_timed(tiny: Engine) -> None:
+    for repeat in range(2):
+        found = time_replies(tiny, f"any {repeat}", batch=SMALL)
+        assert set(found) == set(figures(SMALL, **{arm: [] for arm in (PLAIN, *PLANNED)}))
+        assert all(milliseconds > 0 for milliseconds in found.values())
+    assert tiny.drained
+
+
+def test_replies_that_do_not_fit_together_are_not_timed(tiny: Engine) -> None:
+    """The engine runs two of three at a time."""
+    with pytest.raises(InvalidRun, match="ended in steps"):
+        time_replies(tiny, "any", batch=SMALL._replace(requests=3))
+
+
+def test_arms_have_the_same_tokens_and_nothing_else_in_common() -> None:
+    plain, *planned = (SMALL.drawn(arm) for arm in (PLAIN, *PLANNED))
+    for requests, arm in zip(planned, PLANNED, strict=True):
+        assert [tokens_of(request) for request in requests] == list(map(tokens_of, plain))
+        assert {request.algorithm for request in requests} == {arm}
+        chunks = [[s for s in r.segments if isinstance(s, Chunk)] for r in requests]
+        assert list(map(len, chunks)) == [SMALL.chunks] * SMALL.requests
+    assert all(len(request.segments) == 1 and request.algorithm is None for request in plain)
+    assert {len(tokens_of(request)) for request in plain} == {SMALL.prompt}
+    assert tokens_of(plain[0]) != tokens_of(plain[1])
+
+
+def test_batches_fit_the_testbed_model() -> None:
+    context = models.resolve("testbed").context
+    assert context is not None
+    assert max(batch.prompt for batch in BATCHES) + REPLY <= context
+    assert {batch.requests for batch in BATCHES} == {1, 8}
+    assert sorted({round(batch.prompt / 1000) for batch in BATCHES}) == [1, 4]
+
+
+def test_only_steps_that_decode_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clocks count steps: two prefill, and the rest decode."""
+    ticks = count()
+    monkeypatch.setattr(engine_speed, "_now", lambda: (tick := next(ticks), 10 * tick))
+
+    class Steps:
+        preemptions = 0
+
+        def generate(self, *_: Any, **__: Any) -> None: ...
+
+        def submit(self, request: Request, **_: Any) -> str:
+            self.left = REPLY + 1
+            return str(id(request))
+
+        def step(self) -> dict[str, Result]:
+            self.left -= 1
+            hits = {} if self.arm == PLAIN else {"chunk": 3}
+            return {} if self.left else {"a": result(**hits), "b": result(**hits)}
+
+    engine: Any = Steps()
+    for engine.arm in (PLAIN, "mepic"):
+        found = engine_speed.time_arm(engine, engine.arm, SMALL.drawn(engine.arm))
+        assert found == {"cpu": 1e3 / SMALL.requests, "wall": 1e4 / SMALL.requests}
+
+
+@pytest.mark.parametrize(
+    ("arm", "results", "preemptions", "said"),
+    [
+        (PLAIN, [result()], 0, ""),
+        ("mepic", [result(chunk=3), result(copied=1)], 0, ""),
+        ("mepic", [result(chunk=3), result()], 0, "read no chunk"),
+        ("mepic", [result(chunk=3, compiled=1)], 0, "computed chunks"),
+        ("mepic", [result(chunk=3, tokens=REPLY - 1)], 0, "was cut short"),
+        ("mepic", [result(chunk=3)], 1, "lost its blocks"),
+        (PLAIN, [result(), result(chunk=1)], 0, "read chunks"),
+    ],
+)
+def test_what_is_timed_did_what_it_is_timed_for(
+    arm: str, results: list[Result], preemptions: int, said: str
+) -> None:
+    if not said:
+        require_decoding(arm, results, preemptions)
+        return
+    with pytest.raises(InvalidRun, match=f"^{arm}: a request that is timed {said}$"):
+        require_decoding(arm, results, preemptions)
+
+
+def test_ratios_are_paired_within_a_round() -> None:
+    """The machine was half as fast in the third round."""
+    found = compare(SMALL, "mepic", figures(SMALL, plain=[2.0, 4.0, 8.0], mepic=[2.2, 4.8, 8.0]))
+    ratio = found["ratio"]["cpu"]
+    assert (ratio["median"], ratio["best"], ratio["n"]) == (pytest.approx(1.1), 1.0, 3)
+    assert found["plain_ms"]["wall"]["median"] == 4.0
+    assert found["planned_ms"]["wall"]["median"] == 4.8
+
+
+def test_the_page_has_ratios_and_a_verdict() -> None:
+    costs = [cost(1.1, 1.2, 1.3), cost(1.0, 1.0, 1.0)]
+    assert highest(costs) == pytest.approx(1.2)
+    lines = render_decode_cost(costs, CPU_FACTS).splitlines()
+    assert "| 2 | 312 | mepic | 1.00 | 1.20 | 1.20 (1.15 - 1.25) | 1.20 (1.15 - 1.25) |" in lines
+    assert "C (AVX2), 2 threads, M, float32, torch T, vLLM V, commit abc." in lines
+    assert "OMP_NUM_THREADS=2; load when it ended: 1.0, 2.0." in lines
+    assert any("median of 3 rounds" in line for line in lines)
+    [verdict] = (line for line in lines if line.startswith("The largest"))
+    assert verdict.endswith("at most 1.3 of CPU time is kept.")
+    missed = render_decode_cost([cost(1.2, 1.4, 1.4)], CPU_FACTS | {"variables": {}})
+    assert "1.40 in CPU time" in missed
+    assert "at most 1.3 of CPU time is MISSED." in missed
+    assert "No variable set; load" in missed
+
+
+@pytest.mark.parametrize(("planned", "code"), [(1.3, 0), (1.31, 1)])
+def test_page_and_numbers_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: float, code: int
+) -> None:
+    monkeypatch.setattr(
+        engine_speed,
+        "time_arm",
+        lambda engine, arm, requests: dict.fromkeys(
+            ("cpu", "wall"), 1.0 if arm == PLAIN else planned
+        ),
+    )
+    settings = DecodePlanned(model="shape:tiny", rounds=4, commit="abc", output=tmp_path)
+    monkeypatch.setattr("picbench.run.runner.launch", LocalLauncher())
+    found = measure_decode_cost(settings, [SMALL])
+    assert (found.page, found.code) == ((tmp_path / "decode.md").read_text(), code)
+    written = json.loads((tmp_path / "decode.json").read_text())
+    assert written["provenance"]["commit"] == "abc"
+    assert [row["algorithm"] for row in written["results"]] == list(PLANNED)
+    assert (row := written["results"][0]["ratio"]["cpu"])["median"] == planned
+    assert row["n"] == 4

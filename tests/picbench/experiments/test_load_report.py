@@ -15,17 +15,15 @@ from picbench.errors import ConfigError, InvalidRun
 from picbench.experiments.load_report import (
     GROUPS,
     LOAD_REPORT,
-    LOAD_SIZES,
     NEW,
     LoadTraffic,
-    MixedTraffic,
     cold_figures,
     load_figures,
     load_plan,
     mixed_figures,
-    render_report,
     stream_figures,
 )
+from picbench.experiments.waves import BesideScene
 from picbench.run.measurements import LoadReport
 from picbench.run.runner import ExperimentPlan, RoundsRecord
 
@@ -68,7 +66,6 @@ def test_cells_are_those_of_the_groups_that_are_asked_for() -> None:
 
 
 def test_the_stream_is_drawn_once_and_the_same_for_both_arms() -> None:
-    assert LOAD_SIZES["cuda"].stream["requests"] == 1000
     [cell] = plan_of("cpu", "2wiki").cells
     given = cell.arms["mepic"].measure.keywords  # type: ignore[attr-defined]
     assert len(given["requests"]) == len(given["arrivals"]) == 6
@@ -76,25 +73,31 @@ def test_the_stream_is_drawn_once_and_the_same_for_both_arms() -> None:
     assert sum(isinstance(s, Chunk) for s in given["requests"][0].segments) == 8
 
 
+def chunks_of(traffic: LoadTraffic, name: str) -> list[Chunk]:
+    drawn = traffic.draw(name, "mepic")
+    return [s for request in drawn for s in request.segments if isinstance(s, Chunk)]
+
+
 def test_chunks_are_of_the_corpus_or_of_one_request_only() -> None:
-    drawn = TRAFFIC.draw("a")
-    assert {chunk for chunks in drawn for chunk in chunks} <= set(TRAFFIC.known())
-    alone = replace(TRAFFIC, corpus=0)
-    chunks = [chunk for name in "ab" for chunks in alone.draw(name) for chunk in chunks]
-    assert len(set(chunks)) == len(chunks) == 2 * 4 * 2
+    assert set(chunks_of(TRAFFIC, "a")) <= set(TRAFFIC.known())
+    alone = [chunk for name in "ab" for chunk in chunks_of(replace(TRAFFIC, corpus=0), name)]
+    assert len(set(alone)) == len(alone) == 2 * 4 * 2
+
+
+def test_arrivals_are_in_order_and_at_the_rate() -> None:
     assert TRAFFIC.arrivals("a") is None
-    arrivals = replace(TRAFFIC, rate=10.0, requests=2000).arrivals("a")
-    assert arrivals is not None
+    traffic = replace(TRAFFIC, rate=10.0, requests=2000)
+    arrivals = traffic.arrivals("a") or []
     assert arrivals == sorted(arrivals)
     assert arrivals[-1] == pytest.approx(200.0, rel=0.1)
-    assert arrivals != replace(TRAFFIC, rate=10.0, requests=2000).arrivals("b")
+    assert arrivals != traffic.arrivals("b")
 
 
 def found(folder: Path = Path()) -> RoundsRecord:
     facts = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "pool": 99}
     facts |= {"running": 256, "block_tokens": 16, "shared_decode": "off"}
     made = RoundsRecord(folder / "load-report.json", facts)
-    names = {name for group in GROUPS.values() for name in group.columns}
+    names = {name for _, _, columns in GROUPS.values() for name in columns}
     for cell, value in {"share-nothing 170": 9.0, "2wiki": 90.0, "rate 8": 8.0}.items():
         figures = {"mepic": dict.fromkeys(names, value), "prefix": dict.fromkeys(names, 6.0)}
         for _ in range(2):
@@ -110,7 +113,7 @@ def found(folder: Path = Path()) -> RoundsRecord:
 
 def test_the_page_and_the_summary(tmp_path: Path) -> None:
     page = LOAD_REPORT.write(found(tmp_path))
-    assert page == render_report(found()) == (tmp_path / "load-report.md").read_text()
+    assert page == (tmp_path / "load-report.md").read_text()
     assert "| share-nothing 170 | 2 | mepic | 9.00 (9.00 - 9.00) |" in page
     assert "| 1.500 (1.500 - 1.500, n=2) |" in page
     assert f"| mixed | 1 | {NEW} | 2.0 (2.0 - 2.0)" in page
@@ -118,7 +121,7 @@ def test_the_page_and_the_summary(tmp_path: Path) -> None:
     assert "compiled after engines were ready: mepic: 1, prefix: 0." in page
     served = found()
     del served.cells["rate 64"]
-    assert "requests/s: mepic at least 8, prefix below 8." in render_report(served)
+    assert "requests/s: mepic at least 8, prefix below 8." in LOAD_REPORT.render(served)
     assert "| rate 64 | 1 | mepic | 40.00 (40.00 - 40.00)" in page
     assert page.endswith("rate 96 failed: arm mepic: gone\n")
     assert "Closed loop" not in page
@@ -136,19 +139,18 @@ def test_loads_in_an_engine(small_engine: Engine) -> None:
         assert 0 < figures["referenced"] <= figures["resident"] <= 80
         assert figures["requests_s"] > 0
         assert 0 < figures["ttft_ms"] <= figures["ttft_p95_ms"]
-    requests = [TRAFFIC.ask(chunks, "b", "mepic") for chunks in TRAFFIC.draw("b")]
-    assert set(stream_figures(small_engine, "b", requests=requests, arrivals=[0.0] * 4)) == set(
-        figures
-    )
+    requests = TRAFFIC.draw("b", "mepic")
+    stream = stream_figures(small_engine, "b", requests=requests, arrivals=[0.0] * 4)
+    assert set(stream) == set(figures)
     assert cold_figures(small_engine, "c", traffic=replace(TRAFFIC, corpus=0))["ttft_ms"] > 0
 
 
 @pytest.mark.engine
 def test_plain_requests_beside_long_prompts(small_engine: Engine) -> None:
-    traffic = MixedTraffic(2, 20, 2, 2, 4, 30)
+    scene = BesideScene(2, 20, 32, 2, 2, 4, 30)
     for new in (False, True):
-        found = mixed_figures(small_engine, "a", traffic=traffic, new=new)
+        found = mixed_figures(small_engine, "a", scene=scene, new=new)
         assert found["itl_ms"] <= found["itl_p99_ms"] <= found["itl_most_ms"]
     with pytest.raises(InvalidRun, match="2 prompts did not arrive"):
-        mixed_figures(small_engine, "b", traffic=replace(traffic, gap=40), new=True)
+        mixed_figures(small_engine, "b", scene=replace(scene, gap=40), new=True)
     assert small_engine.drained
