@@ -50,7 +50,7 @@ class DecodeScene:
 
     @property
     def text_blocks(self) -> int:
-        """Blocks of a request's question and reply, which it shares with nobody."""
+        """Blocks of a request's question and reply, which are its own."""
         return -(-(self.question + self.reply) // BLOCK_SIZE) + _SPARE
 
     @property
