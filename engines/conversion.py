@@ -33,7 +33,7 @@ from picbench.engines.vllm.frontend.placements import (
     read_slots,
 )
 from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs, cut, marked_args
-from picbench.engines.vllm.launch import Frontend
+from picbench.engines.vllm.launch import Launched
 from picbench.engines.vllm.settings import REJECTED, PicSettings
 from picbench.errors import ConfigError, EngineError
 
@@ -122,7 +122,7 @@ class RequestPreparer:
     def prepare(
         self,
         request: Request,
-        running: Frontend,
+        running: Launched,
         max_tokens: int,
         logprobs: int | None,
         ignore_eos: bool,
@@ -156,7 +156,7 @@ class RequestPreparer:
             params.extra_args = {ARGS: replace(args, checked=True)}
         return prepared
 
-    def canonical(self, request: Request, running: Frontend) -> "Canonical | None":
+    def canonical(self, request: Request, running: Launched) -> "Canonical | None":
         """The first chunk as the default algorithm compiles it; None if it recomputes all of it."""
         segments, tokens = self._tokenized(request)
         settings = PicSettings.given(running.engine.vllm_config.additional_config)
@@ -252,7 +252,7 @@ def make_result(
     )
 
 
-def _check_fits(prompt: int, limit: int, running: Frontend) -> None:
+def _check_fits(prompt: int, limit: int, running: Launched) -> None:
     if not prompt:
         raise ConfigError("a request has no tokens", hint="add a Text or a Chunk")
     length = f"a prompt of {prompt} tokens and {limit} new ones"
@@ -268,7 +268,7 @@ def _check_fits(prompt: int, limit: int, running: Frontend) -> None:
         )
 
 
-def _check_ids(tokens: Sequence[int], running: Frontend) -> None:
+def _check_ids(tokens: Sequence[int], running: Launched) -> None:
     """Raise ConfigError for ids that the model does not have: they would fail a whole step."""
     size = running.engine.vllm_config.model_config.get_vocab_size()
     try:

@@ -29,13 +29,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: Whether the engine core, with the scheduler, has a process of its own.
-_APART = "VLLM_ENABLE_V1_MULTIPROCESSING"
-
 #: A plan may have more slots than the model has positions, although no logical position exceeds
 #: them.
 _ENVIRONMENT = {
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
 
@@ -56,8 +54,8 @@ _EAGER = {"TORCHDYNAMO_DISABLE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Frontend:
-    """vLLM's engine as its callers see it, wherever the engine core is.
+class Launched:
+    """A running vLLM engine whose core is in this process.
 
     `config` has what picbench chose where nothing was given, and `notes` says why, a choice that
     changes numbers a line. `context` is the longest prompt plus output in logical tokens,
@@ -70,12 +68,6 @@ class Frontend:
     pool: int
     config: EngineConfig
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Launched(Frontend):
-    """A running vLLM engine whose core is in this process."""
-
     ledger: BlockLedger
 
     @property
@@ -86,18 +78,6 @@ class Launched(Frontend):
 
 def launch(config: EngineConfig) -> Launched:
     """Start an engine. Raises ConfigError if it cannot start with these settings."""
-    found = _launch(config, apart=False)
-    scheduler = found.engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
-    own = {field.name: getattr(found, field.name) for field in fields(found)}
-    return Launched(**own, ledger=BlockLedger(scheduler))
-
-
-def launch_apart(config: EngineConfig) -> Frontend:
-    """Start an engine whose core has a process of its own. Raises ConfigError as `launch`."""
-    return _launch(config, apart=True)
-
-
-def _launch(config: EngineConfig, *, apart: bool) -> Frontend:
     if not config.stock:
         check_version()
         check_plug_in()
@@ -122,8 +102,9 @@ def _launch(config: EngineConfig, *, apart: bool) -> Frontend:
     ratio = arguments["block_size"] // BLOCK_SIZE
     arguments |= {"max_model_len": capacity, "num_gpu_blocks_override": pool // ratio + 1}
     arguments["max_num_batched_tokens"] = batch_tokens(config, context)
-    engine = _start(arguments, environment(device, config.tensor_parallel), apart=apart)
-    return Frontend(engine, context, capacity, pool, config, notes)
+    engine = _start(arguments, environment(device, config.tensor_parallel))
+    ledger = BlockLedger(engine.engine_core.engine_core.scheduler)  # type: ignore[attr-defined]
+    return Launched(engine, context, capacity, pool, config, notes, ledger)
 
 
 def _choose(
@@ -141,11 +122,9 @@ def _choose(
     return replace(config, dtype="float32"), (f"the model is served in float32: {reason}",)
 
 
-def _start(
-    arguments: Mapping[str, Any], variables: Mapping[str, str], *, apart: bool = False
-) -> "LLMEngine":
+def _start(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> "LLMEngine":
     eager = _EAGER if arguments["enforce_eager"] else {}
-    with _environment({**_ENVIRONMENT, **eager, **variables, _APART: str(int(apart))}):
+    with _environment({**_ENVIRONMENT, **eager, **variables}):
         import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine

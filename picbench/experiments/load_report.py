@@ -285,10 +285,10 @@ class LoadSizes:
 
 #: By device. On a GPU two engines with such pools fit 139 GiB.
 LOAD_SIZES = {
-    "cuda": LoadSizes(CostGuess(42_000, 0.006), BesideScene(question=TAIL, reply=500)),
+    "cuda": LoadSizes(CostGuess(42_000, 0.006), BesideScene(question=TAIL, beside=HEAD, reply=500)),
     "cpu": LoadSizes(
         CostGuess(3_000, 0.02),
-        BesideScene(4, 40, TAIL, 3, 2, 6, 40),
+        BesideScene(4, 40, TAIL, 3, HEAD, 2, 6, 40),
         {"requests": 6, "pool": 24, "chunks": "8", "chunk_tokens": 20},
         pool=600,
         running=8,

@@ -240,13 +240,14 @@ class BesideScene:
     """Prompts that arrive while plain requests decode.
 
     `arrivals` prompts of `chunks` chunks of `length` tokens and a question of `question` come `gap`
-    steps apart; meanwhile `others` decode `reply` tokens each.
+    steps apart; meanwhile `others` decode `reply` tokens each after `beside` tokens of their own.
     """
 
     chunks: int = 64
     length: int = 512
     question: int = 80
     others: int = 16
+    beside: int = 2 * BLOCK_SIZE
     arrivals: int = 3
     gap: int = 100
     reply: int = 400
@@ -269,7 +270,7 @@ def serve_beside(
     Each step gives each of the others a token. Raises InvalidRun if prompts did not arrive, or were
     not answered, before the others ended.
     """
-    texts = (random_text(2 * BLOCK_SIZE, f"{name} other {i}") for i in range(scene.others))
+    texts = (random_text(scene.beside, f"{name} other {i}") for i in range(scene.others))
     others = [Request([text], "prefix") for text in texts]
     left = {engine.submit(each, max_tokens=scene.reply, ignore_eos=True) for each in others}
     waiting, asked = list(prompts), set[str]()

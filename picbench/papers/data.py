@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import TypeAdapter
 
-from picbench.errors import ConfigError, DataError
+from picbench.errors import ConfigError, DataError, InvalidRun
 from picbench.files import write_json
 from picbench.papers.settings import BASE, TESTBED
 from picbench.store.reader import Run, Series
@@ -190,6 +190,12 @@ def compact(label: str, seed: int, served: TrafficFacts, run: Run) -> PointData:
     for name, summary in run.summary.items():
         ledger = run.ledger.get(name)
         kept = (ledger.at_peak(), _series(ledger)) if ledger else ({}, None)
+        if ledger and sum(kept[0].values()) != summary.blocks.peak_referenced:
+            raise InvalidRun(
+                f"arm {name}: the ledger's kinds do not sum to {summary.blocks.peak_referenced} "
+                "blocks, its peak",
+                hint="report this with the run directory",
+            )
         arms[name] = PointArm(_metrics(summary), *kept)
     facts = {name: value for name, value in asdict(served).items() if name != "users"}
     return PointData(label, seed, facts, arms)
