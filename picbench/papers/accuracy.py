@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import Field
 
@@ -14,24 +13,9 @@ from picbench.figures.canvas import Panel
 from picbench.figures.panels import Spot, draw_dots
 from picbench.files import write_whole
 from picbench.papers import serve_arms
-from picbench.papers.arm_scores import (
-    FULL,
-    Case,
-    RowInterval,
-    ScoredPart,
-    difference_of,
-    file_name,
-    read_parts,
-)
-from picbench.papers.data import START, Columns, columns_table, ends, mean_value, report_table
-from picbench.papers.judge import (
-    CONFIDENCE,
-    RESAMPLES,
-    ClaimVerdict,
-    Evidence,
-    judge_all,
-    write_verdicts,
-)
+from picbench.papers.arm_scores import FULL, ArmScore, Case, ScoredPart, file_name, read_parts
+from picbench.papers.data import START, ends, mean_value, report_table
+from picbench.papers.judge import RESAMPLES, ClaimVerdict, Evidence, judge_all, write_verdicts
 from picbench.papers.page import PAGE, claims_section, places_table
 from picbench.papers.reproduce import SCORES, Estimate
 from picbench.papers.settings import (
@@ -45,7 +29,7 @@ from picbench.papers.settings import (
     arm_names,
     read_yaml,
 )
-from picbench.statistics.intervals import ratio_interval
+from picbench.tables.page import paragraphs
 from picbench.tables.table import NOTHING, Table, Value
 from picbench.tables.table import table as markdown_table
 from picbench.workloads import datasets, models
@@ -127,62 +111,24 @@ def read_accuracy(path: Path | None = None) -> AccuracySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ArmGap:
-    """An arm against full recompute on the same rows; `kept` is None where that scores nothing."""
-
-    score: float
-    difference: RowInterval
-    kept: RowInterval | None
-    linked: float
-
-    @classmethod
-    def of(cls, part: ScoredPart, arm: str) -> Self:
-        """An arm that was scored on two rows or more."""
-        rows, full = part.arms[arm], part.arms[FULL].score
-        found = ratio_interval(rows.score, full, CONFIDENCE, RESAMPLES) if any(full) else None
-        score, linked = fmean(rows.score), sum(rows.linked) / sum(part.chunk)
-        kept = RowInterval(score / fmean(full), found.low, found.high) if found else None
-        return cls(score, difference_of(rows.score, full), kept, linked)
-
-
-@dataclass(frozen=True, slots=True)
 class ModelScores:
-    """A model's parts by data set, where they are, and what its arms come to on each.
-
-    `gaps` are by data set and arm, where an arm has two rows.
-    """
+    """A model's parts by data set, and where they are."""
 
     model: str
     parts: Mapping[str, ScoredPart]
     folder: str
-    gaps: Mapping[tuple[str, str], ArmGap] = field(default_factory=dict)
 
     @property
     def conditions(self) -> str:
-        """Where and on which rows it was measured, in a sentence."""
+        """Where it was measured, in a sentence."""
         facts = [part.facts for part in self.parts.values()]
-        places = (f"{f['gpu']}, vLLM {f['vllm']}, {f['dtype']}" for f in facts)
-        where = ", ".join(dict.fromkeys(places))
-        commits = ", ".join(dict.fromkeys(str(f["commit"])[:7] for f in facts))
-        return f"{where}; commit {commits}."
-
-    @property
-    def rows(self) -> str:
-        """How many rows of which sets, and where they are from."""
-        return ", ".join(
-            f"{dataset} {part.rows} ({part.facts.get('rows', 'bundled')})"
-            for dataset, part in self.parts.items()
-        )
+        where = dict.fromkeys(f"{f['gpu']}, vLLM {f['vllm']}, {f['dtype']}" for f in facts)
+        commits = dict.fromkeys(str(f["commit"])[:7] for f in facts)
+        return f"{', '.join(where)}; commit {', '.join(commits)}."
 
 
-def _with_gaps(one: ModelScores, arms: Sequence[str]) -> ModelScores:
-    gaps = {
-        (dataset, arm): ArmGap.of(part, arm)
-        for dataset, part in one.parts.items()
-        for arm in arms
-        if arm in part.arms and part.rows > 1
-    }
-    return replace(one, gaps=gaps)
+#: Arms against full recompute on the same rows, by data set and arm.
+Gaps = Mapping[tuple[str, str], ArmScore]
 
 
 def write_accuracy(
@@ -193,18 +139,26 @@ def write_accuracy(
     `scores` is a folder with the testbed's, which are shown beside those of other models.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    read = read_models(settings, folder, scores)
-    found = [_with_gaps(one, settings.arms) for one in read]
-    verdicts = [verdict for one in found for verdict in judge_model(settings, one)]
+    found: list[tuple[ModelScores, Gaps]] = []
+    for one in read_models(settings, folder, scores):
+        gaps: Gaps = {
+            (dataset, arm): ArmScore.of(part, arm, RESAMPLES)
+            for dataset, part in one.parts.items()
+            for arm in settings.arms
+            if arm in part.arms and part.rows > 1
+        }
+        found.append((one, gaps))
+    verdicts = [verdict for one, _ in found for verdict in judge_model(settings, one)]
     write_verdicts(verdicts, folder)
-    gaps = gap_table(settings, found)
-    for table in (places_table(verdicts), _scores_table(found), gaps):
+    published = gap_table(settings, found)
+    for table in (places_table(verdicts), _scores_table(found), published):
         table.write(folder)
-    lines = [*_head(found), *claims_section(verdicts)]
-    for one in found:
-        lines += _model_section(settings, one, folder)
-    lines += ["## Published gaps", "", *_ABOUT_GAPS, gaps.section(), *_AGAIN]
-    write_whole(folder / PAGE, "\n".join(lines).encode())
+    texts = ["# Accuracy of trained models", _measured([one.model for one, _ in found])]
+    texts.append("\n".join(claims_section(verdicts)).strip())
+    for one, gaps in found:
+        texts += _model_section(settings, one, gaps, folder)
+    texts += ["## Published gaps", _ABOUT_GAPS, published.section().strip(), "## Again", _AGAIN]
+    write_whole(folder / PAGE, f"{paragraphs(*texts)}\n".encode())
     return verdicts
 
 
@@ -239,55 +193,56 @@ def judge_model(settings: AccuracySettings, one: ModelScores) -> list[ClaimVerdi
     return judge_all(claims, Evidence({}, parts, one.folder))
 
 
-def _head(found: Sequence[ModelScores]) -> Iterator[str]:
-    yield from ("# Accuracy of trained models", "")
-    trained = [one.model for one in found if one.model.partition(":")[0] != BASE]
+def _measured(found: Sequence[str]) -> str:
+    trained = [model for model in found if model.partition(":")[0] != BASE]
     if trained:
-        yield f"Measured: {', '.join(trained)}."
-    elif not found:
-        yield f"Nothing has been measured yet: `picbench reproduce {NAME} --models ID,ID`."
-    else:
-        yield from (
-            "**No trained model from elsewhere has been measured here.** What follows is the "
-            "testbed's, on synthetic rows; it shows what the command makes, and nothing about "
-            "other models. Whoever has weights runs:",
-            "",
-            f"    picbench reproduce {NAME} --models ID,ID --device cuda --dry-run",
-            f"    picbench reproduce {NAME} --models ID,ID --device cuda",
-        )
-    yield ""
+        return f"Measured: {', '.join(trained)}."
+    run = f"picbench reproduce {NAME} --models ID,ID"
+    if not found:
+        return f"Nothing has been measured yet: `{run}`."
+    return (
+        "**No trained model from elsewhere has been measured here.** What follows is the "
+        "testbed's, on synthetic rows; it shows what the command makes, and nothing about other "
+        f"models. Whoever has weights runs:\n\n    {run} --device cuda --dry-run\n"
+        f"    {run} --device cuda"
+    )
 
 
-def _model_section(settings: AccuracySettings, one: ModelScores, folder: Path) -> Iterator[str]:
-    yield from (f"## {one.model}", "", f"{one.conditions} Rows: {one.rows}.", "")
+def _model_section(
+    settings: AccuracySettings, one: ModelScores, gaps: Gaps, folder: Path
+) -> Iterator[str]:
+    def cell(dataset: str, arm: str) -> str:
+        gap = gaps.get((dataset, arm))
+        if gap is None:
+            return NOTHING
+        return f"{gap.score:.3f}" if arm == FULL else f"{gap.score:.3f}; {gap.difference.signed}"
+
+    rows = ", ".join(
+        f"{dataset} {part.rows} ({part.facts.get('rows', 'bundled')})"
+        for dataset, part in one.parts.items()
+    )
+    yield f"## {one.model}"
+    yield f"{one.conditions} Rows: {rows}."
     name = f"kept-{file_name(one.model)}"
-    if _draw(settings, one, folder / name):
-        yield from (f"![what arms keep of full recompute's score, {one.model}]({name}.svg)", "")
+    if _draw(settings, one, gaps, folder / name):
+        yield f"![what arms keep of full recompute's score, {one.model}]({name}.svg)"
     yield "Mean score, and its difference to full recompute with a 95 % interval (paired by row):"
-    yield ""
-    rows = [
-        (f"`{arm}`", *(_cell(one.gaps.get((dataset, arm)), arm) for dataset in one.parts))
+    lines = [
+        (f"`{arm}`", *(cell(dataset, arm) for dataset in one.parts))
         for arm in settings.arms
         if any(arm in part.arms for part in one.parts.values())
     ]
-    yield from (markdown_table(("arm", *one.parts), rows), "")
+    yield markdown_table(("arm", *one.parts), lines)
 
 
-def _cell(found: ArmGap | None, arm: str) -> str:
-    if found is None:
-        return NOTHING
-    return f"{found.score:.3f}" if arm == FULL else f"{found.score:.3f}; {found.difference.signed}"
-
-
-def _draw(settings: AccuracySettings, one: ModelScores, base: Path) -> bool:
+def _draw(settings: AccuracySettings, one: ModelScores, gaps: Gaps, base: Path) -> bool:
     """What arms keep, with published values of the same data set hollow; whether there is any."""
     ours: dict[str, dict[str, Spot]] = {}
-    for dataset, part in one.parts.items():
-        for arm in settings.drawn:
-            if (gap := one.gaps.get((dataset, arm))) and (kept := gap.kept):
-                spot = Spot(100 * kept.value, 0, 100 * kept.low, 100 * kept.high)
-                name = f"{dataset}{'' if 'rows' in part.facts else '-like'}"
-                ours.setdefault(name, {})[arm] = spot
+    for (dataset, arm), gap in gaps.items():
+        if arm in settings.drawn and (kept := gap.kept):
+            name = f"{dataset}{'' if 'rows' in one.parts[dataset].facts else '-like'}"
+            spot = Spot(100 * kept.value, 0, 100 * kept.low, 100 * kept.high)
+            ours.setdefault(name, {})[arm] = spot
     if not ours:
         return False
     printed: dict[str, dict[str, Spot]] = {}
@@ -296,78 +251,62 @@ def _draw(settings: AccuracySettings, one: ModelScores, base: Path) -> bool:
         spots = {arm: Spot((low + high) / 2, 0, low, high) for arm, (low, high) in ranges.items()}
         for name in (published.dataset, f"{published.dataset}-like"):
             printed.setdefault(name, {}).update(spots)
-    rows = ends(part.rows for part in one.parts.values())
     weights = f"{TESTBED}, synthetic rows" if one.model == BASE else one.model
     sources = ", ".join(dict.fromkeys(gap.source for gap in settings.gaps if gap.dataset))
     note = (
-        f"Scores: {weights}, n={rows}; {one.conditions} Bars: 95 %. Hollow: other models and "
-        f"harnesses ({sources}), bars: what they print."
+        f"Scores: {weights}, n={ends(part.rows for part in one.parts.values())}; {one.conditions} "
+        f"Bars: 95 %. Hollow: other models and harnesses ({sources}), bars: what they print."
     )
     draw_dots(Panel("kept, % of full recompute's score", "", note), ours, printed, base)
     return True
 
 
-def _scores_table(found: Sequence[ModelScores]) -> Table:
+def _scores_table(found: Sequence[tuple[ModelScores, Gaps]]) -> Table:
     """Everything in one table, for programs."""
-    columns: Columns = {
-        "model": lambda one, *_: one.model,
-        "data set": lambda _, dataset, *__: dataset,
-        "arm": lambda _, __, arm, ___: arm,
-        "rows": lambda one, dataset, *_: one.parts[dataset].rows,
-        "score": lambda *key: key[-1].score,
-        "less full": lambda *key: key[-1].difference.value,
-        "low": lambda *key: key[-1].difference.low,
-        "high": lambda *key: key[-1].difference.high,
-        "kept": lambda *key: key[-1].kept and key[-1].kept.value,
-        "kept low": lambda *key: key[-1].kept and key[-1].kept.low,
-        "kept high": lambda *key: key[-1].kept and key[-1].kept.high,
-        "linked": lambda *key: key[-1].linked,
-    }
-    keys = [(one, *key, gap) for one in found for key, gap in one.gaps.items()]
-    return columns_table("arms", "Every arm on every data set", columns, keys)
+    head = ("model", "data set", "arm", "rows", "score", "less full", "low", "high", "kept")
+    rows: list[list[Value]] = []
+    for one, gaps in found:
+        for (dataset, arm), gap in gaps.items():
+            less, kept = gap.difference, gap.kept
+            ratio = (kept.value, kept.low, kept.high) if kept else (None, None, None)
+            row: list[Value] = [one.model, dataset, arm, gap.rows, gap.score]
+            rows.append([*row, less.value, less.low, less.high, *ratio, gap.share])
+    columns = (*head, "kept low", "kept high", "linked")
+    return report_table("arms", "Every arm on every data set", columns, rows)
 
 
 _ABOUT_GAPS = (
     "Harnesses disagree about scores: full recompute by one model has 0.36 to 0.54 on 2WikiMQA. "
     "Only differences on the same rows compare, and these were measured on other prompts. In "
-    "points of 100.",
-    "",
+    "points of 100."
 )
 
 _AGAIN = (
-    "## Again",
-    "",
-    f"    picbench reproduce {NAME} --models ID,ID --device cuda --output DIR",
-    f"    picbench figures {NAME} --data results/papers --scores results/testbed/algorithms",
-    "",
+    f"    picbench reproduce {NAME} --models ID,ID --device cuda --output DIR\n"
+    f"    picbench figures {NAME} --data results/papers --scores results/testbed/algorithms\n\n"
     "The first measures, goes on where it was stopped, and with `--dry-run` says how long it will "
-    "take; the second makes this page from `scores/` below it, and from the testbed's scores.",
-    "",
+    "take; the second makes this page from `scores/` below it, and from the testbed's scores."
 )
 
 
-def gap_table(settings: AccuracySettings, found: Sequence[ModelScores]) -> Table:
+def gap_table(settings: AccuracySettings, found: Sequence[tuple[ModelScores, Gaps]]) -> Table:
     """A line for each published gap and each of our models on the same data set."""
     rows: list[list[Value]] = []
     for gap in settings.gaps:
         for arm in gap.arms:
             low, high = (f"{end:+.1f}" for end in gap.gap(arm))
             printed = low if low == high else f"{low} to {high}"
+            ours: list[list[Value]] = []
             # Others were tuned, as those models here are not.
-            known = [(one.model, one.gaps.get((gap.dataset, arm))) for one in found]
-            ours: list[list[Value]] = [
-                [model, mean_value(100 * less.value, None, 1), _interval(less)]
-                for model, own in known
-                if own is not None and (less := own.difference)
-            ]
+            for one, gaps in found:
+                if own := gaps.get((gap.dataset, arm)):
+                    less = own.difference
+                    interval = f"{100 * less.low:+.1f} to {100 * less.high:+.1f}"
+                    ours.append([one.model, mean_value(100 * less.value, None, 1), interval])
             theirs: list[Value] = [gap.source, gap.model, gap.rows, arm, printed]
             rows += [theirs + values for values in ours or [[None, None, None]]]
     head = ("source", "model", "rows", "arm", "gap", "our model", "our gap", "95 %")
     return report_table("published-gaps", "Arms less full recompute", head, rows)
-
-
-def _interval(found: RowInterval) -> str:
-    return f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
 
 
 _ELSEWHERE = "`models` takes OWNER/NAME on the hub, a folder with its files, or testbed"
@@ -448,9 +387,6 @@ def _check_hub(repository: str) -> None:
         raise absent("the hub cannot be reached") from error
 
 
-_NEEDLE = "needle"
-
-
 @dataclass(frozen=True, slots=True)
 class AccuracyRun:
     """All arms on rows of all data sets, model by model; a file for each model and data set.
@@ -486,8 +422,10 @@ class AccuracyRun:
             serve_arms.measure(self.serving(model))
 
     def serving(self, model: NamedModel) -> serve_arms.ServeSettings:
-        """How a model's rows are served."""
-        size = self.settings.engines[self.device]
+        """How a model's rows are served; bundled rows were made to fit the testbed."""
+        longest = None if model.trained_here else self.settings.longest
+        if longest and model.positions is not None:
+            longest = min(longest, model.positions * 7 // 8)  # Pads of some arms take the rest.
         return serve_arms.ServeSettings(
             output=self.output / SCORES,
             commit=self.commit,
@@ -497,46 +435,30 @@ class AccuracyRun:
             rows=self.settings.rows,
             algo=arm_names(self.settings.arms),
             device=self.device,
-            dtype=size.dtype,
-            kv_blocks=size.kv_blocks,
-            max_requests=size.max_requests,
             data=self._data(model),
-            longest=self._longest(model),
+            longest=longest,
+            **self.settings.engines[self.device].model_dump(),
         )
-
-    def _longest(self, model: NamedModel) -> int | None:
-        """The longest prompt with its reply. Pads of some arms take an eighth of positions."""
-        if model.trained_here:
-            return None  # Bundled rows were made to fit it.
-        wanted = self.settings.longest
-        return wanted if model.positions is None else min(wanted, model.positions * 7 // 8)
 
     def _data(self, model: NamedModel) -> Mapping[str, str]:
         data = self.data or (BUNDLED if model.trained_here else HUB)
         needle = self.texts or (BUNDLED if data == HUB else data)
-        wanted = dict.fromkeys(self.settings.datasets, data)
-        return wanted | ({_NEEDLE: needle} if _NEEDLE in wanted else {})
+        return {name: needle if name == "needle" else data for name in self.settings.datasets}
 
     def _estimate(self, model: NamedModel) -> Estimate:
-        speed = self.settings.speeds[self.device]
-        arms, rows = len(self.settings.arms), self.settings.rows
+        settings, speed = self.settings, self.settings.speeds[self.device]
         left, tokens, seconds = 0, 0, 0.0
         for dataset, data in self._data(model).items():
-            missing = max(0, rows - self._done(model, dataset))
-            prompt = self._tokens(dataset, data) * missing * arms
-            reply = datasets.find(dataset).max_tokens * missing * arms
+            path = self.output / SCORES / f"{Case(model.name, dataset).name}.json"
+            done = len(json.loads(path.read_bytes())["prompt"]) if path.exists() else 0
+            missing = max(0, settings.rows - done)
+            known = settings.tokens["bundled" if data == BUNDLED else "hub"]
+            about = known.get(dataset) or settings.longest // 2
+            prompt = about * missing * len(settings.arms)
+            reply = datasets.find(dataset).max_tokens * missing * len(settings.arms)
             left += missing
             tokens += prompt
             seconds += prompt / speed.prompt + reply / speed.reply
         seconds += START[self.device] if left else 0
-        total = rows * len(self.settings.datasets)
+        total = settings.rows * len(settings.datasets)
         return Estimate(model.name, "rows", left, total, tokens, seconds)
-
-    def _tokens(self, dataset: str, data: str) -> int:
-        """About how many tokens a prompt has."""
-        known = self.settings.tokens["bundled" if data == BUNDLED else "hub"]
-        return known.get(dataset) or self.settings.longest // 2
-
-    def _done(self, model: NamedModel, dataset: str) -> int:
-        path = self.output / SCORES / f"{Case(model.name, dataset).name}.json"
-        return len(json.loads(path.read_bytes())["prompt"]) if path.exists() else 0

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from picbench.engines.algorithms import Registry
+from picbench.errors import DataError
 from picbench.figures.frontier import FrontierPoint, draw_frontier
 from picbench.papers.arm_scores import (
-    KEPT,
+    FULL,
     MEPIC,
     OWN,
     ArmScore,
@@ -17,21 +19,18 @@ from picbench.papers.arm_scores import (
     RowInterval,
     ScoredPart,
     difference_of,
-    labels,
     ran,
     read_parts,
-    score_arms,
 )
+from picbench.papers.data import ends
 from picbench.run.measurements import Outcome, ScoredPage
 from picbench.statistics.intervals import RESAMPLES
 from picbench.tables.page import page, save
 from picbench.tables.table import NOTHING, table
 from picbench.workloads.synthetic.generate import DATASETS
 
-OrderVerdict = Literal["fails", "undecided", "holds"]
-
-#: Worst first.
-VERDICTS: tuple[OrderVerdict, ...] = ("fails", "undecided", "holds")
+#: Share of full recompute's score that an arm of the frontier keeps on every data set.
+KEPT = 0.97
 
 #: A model and an arm.
 Where = tuple[str, str]
@@ -42,10 +41,9 @@ Scores = dict[str, dict[str, ArmScore]]
 #: What tables call arms, by spec.
 Names = Mapping[str, str]
 
-#: The model whose frontier is drawn, and its tuned variants.
+#: The model whose frontier is drawn, and what its tuned variants are tuned for.
 BASE = "testbed"
-TUNED = (f"{BASE}:block", f"{BASE}:link")
-TUNED_ARMS = ("block-attention", "kvlink:n=5")
+TUNED = ((f"{BASE}:block", "block-attention"), (f"{BASE}:link", "kvlink:n=5"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +53,6 @@ class PublishedOrder:
     claim: str
     source: str
     arms: tuple[Where, ...]
-
-    @property
-    def steps(self) -> list[tuple[Where, Where]]:
-        """The pairs that are compared."""
-        return list(pairwise(self.arms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +65,15 @@ class OrderStep:
     difference: RowInterval
 
     @property
-    def verdict(self) -> OrderVerdict:
+    def verdict(self) -> str:
         """Whether the interval is on one side of zero, or of no width there."""
         if self.difference.low >= 0:
             return "holds"
         return "fails" if self.difference.high < 0 else "undecided"
+
+
+#: An order, and its steps on all data sets.
+Judged = tuple[PublishedOrder, Sequence[OrderStep]]
 
 
 def _order(claim: str, source: str, *arms: str) -> PublishedOrder:
@@ -139,71 +136,86 @@ def judge(order: PublishedOrder, parts: Mapping[Case, ScoredPart]) -> list[Order
         part = parts.get(Case(where[0], dataset))
         return part.arms[where[1]].score if part and where[1] in part.arms else ()
 
-    datasets = dict.fromkeys(
-        case.dataset for case in parts if case == Case(case.model, case.dataset)
-    )
     return [
         OrderStep(better, worse, dataset, difference_of(one[:rows], other[:rows]))
-        for better, worse in order.steps
-        for dataset in datasets
+        for better, worse in pairwise(order.arms)
+        for dataset in dict.fromkeys(case.dataset for case in parts)
         if (one := scores(dataset, better)) and (other := scores(dataset, worse))
         if (rows := min(len(one), len(other)))
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class FrontierArm:
-    """An arm of ours on all data sets: the least it keeps, and where it links more than MEPIC."""
+def score_arms(part: ScoredPart) -> dict[str, ArmScore]:
+    """All arms of a part, by spec.
 
-    arm: str
-    worst: ArmScore
-    costlier: tuple[str, ...]
-    below: tuple[str, ...]
-    surely_above: int
-    datasets: int
-
-    @property
-    def reached(self) -> bool:
-        """Whether it keeps enough on every data set and links no more than MEPIC on any."""
-        return not self.costlier and not self.below
-
-
-def frontier(scores: Mapping[str, Mapping[str, ArmScore]]) -> list[FrontierArm]:
-    """Our arms, best first, by the scores of a model: data set, then arm."""
-    found = []
-    for arm in (arm for arm in next(iter(scores.values())) if arm in OWN):
-        on = {dataset: arms[arm] for dataset, arms in scores.items()}
-        costlier = (d for d, score in on.items() if score.linked > scores[d][MEPIC].linked)
-        found.append(
-            FrontierArm(
-                arm,
-                min(on.values(), key=lambda score: score.kept.value),
-                tuple(costlier),
-                tuple(d for d, score in on.items() if score.kept.value < KEPT),
-                sum(score.kept.low >= KEPT for score in on.values()),
-                len(on),
-            )
-        )
-    return sorted(found, key=lambda arm: (not arm.reached, -arm.worst.kept.value))
-
-
-def write(folder: Path, output: Path) -> str:
-    """Write ``algorithms.md``, ``.json`` and the figure from the parts in `folder`.
-
-    Returns the page.
+    Raises DataError for a single row, and where full recompute scores nothing, or might have in
+    other rows.
     """
+    if part.rows >= 2 and ArmScore.of(part, FULL).kept:
+        return {arm: ArmScore.of(part, arm) for arm in part.arms}
+    raise DataError(
+        f"{part.case.name}: {part.rows} rows of which full recompute answers none or few: nothing "
+        "to compare with",
+        hint="measure more `rows`",
+    )
+
+
+def _kept(score: ArmScore) -> RowInterval:
+    assert score.kept is not None  # `score_arms` has refused such parts.
+    return score.kept
+
+
+def scored_page(settings: ScoredPage) -> Outcome:
+    """Write ``algorithms.md``, ``.json`` and the figure from the parts in a folder."""
     usual = list(DATASETS)
     found = sorted(
-        read_parts(folder),
+        read_parts(settings.parts),
         key=lambda part: usual.index(part.case.dataset) if part.case.dataset in usual else 99,
     )
     parts = {part.case: part for part in found}
-    workloads = group(parts)
+    workloads: dict[str, Scores] = {}
+    for case in sorted(parts, key=lambda case: (case.first, case.drop, case.model)):
+        drop = ", lead passages left out" if case.drop else ""
+        rest = f", rows from {case.first} on" if case.first else ""
+        scores = workloads.setdefault(f"{case.model}{drop}{rest}", {})
+        scores[case.dataset] = score_arms(parts[case])
     judged = [(order, judge(order, parts)) for order in ORDERS]
-    shown = render(parts, workloads, judged)
-    document = {
+    registry = Registry()
+    names = {arm: registry.parse(arm).label for part in found for arm in part.arms}
+    texts = [_caption(found), _TERMS]
+    if BASE in workloads:
+        texts += ["![accuracy against linked tokens](algorithms.svg)", "## The frontier", _FRONTIER]
+        texts.append(_frontier_table(workloads[BASE], names))
+        drawn = [part for part in found if part.case == Case(part.case.model, part.case.dataset)]
+        _draw(workloads, _caption(drawn), settings.output)
+    for name, scores in workloads.items():
+        measured = [parts[next(iter(arms.values())).case] for arms in scores.values()]
+        texts += _workload_section(name, scores, names, measured)
+    texts += _orders_section([(order, steps) for order, steps in judged if steps], names)
+    shown = page("Every algorithm: accuracy against linked tokens", *texts)
+    save(settings.output / "algorithms", _document(workloads, judged), shown)
+    return Outcome(shown)
+
+
+def _document(workloads: Mapping[str, Scores], judged: Sequence[Judged]) -> dict[str, Any]:
+    """The numbers of the page; intervals of scores are value, low and high."""
+
+    def fields(score: ArmScore) -> dict[str, Any]:
+        found = asdict(score) | {
+            name: list(asdict(interval).values())
+            for name, interval in (("difference", score.difference), ("kept", _kept(score)))
+        }
+        return {name: value for name, value in found.items() if name not in ("case", "arm")}
+
+    return {
         "schema": 1,
-        "workloads": {name: _summary(scores) for name, scores in workloads.items()},
+        "workloads": {
+            name: {
+                dataset: {arm: fields(score) for arm, score in arms.items()}
+                for dataset, arms in scores.items()
+            }
+            for name, scores in workloads.items()
+        },
         "orders": [
             {
                 "claim": order.claim,
@@ -213,63 +225,28 @@ def write(folder: Path, output: Path) -> str:
             for order, steps in judged
         ],
     }
-    save(output / "algorithms", document, shown)
-    if BASE in workloads:
-        drawn = [part for case, part in parts.items() if case == Case(case.model, case.dataset)]
-        _draw(workloads, _caption(drawn), output)
-    return shown
-
-
-def group(parts: Mapping[Case, ScoredPart]) -> dict[str, Scores]:
-    """Scores by workload (`Case.workload`), which for all rows of a model is its name."""
-    found: dict[str, Scores] = {}
-    for case in sorted(parts, key=lambda case: (case.first, case.drop, case.model)):
-        found.setdefault(case.workload, {})[case.dataset] = score_arms(parts[case])
-    return found
-
-
-def _summary(scores: Scores) -> dict[str, dict[str, dict[str, Any]]]:
-    """The scores as the file has them: intervals are value, low and high."""
-
-    def fields(score: ArmScore) -> dict[str, Any]:
-        found = asdict(score) | {
-            name: list(asdict(getattr(score, name)).values()) for name in ("difference", "kept")
-        }
-        return {name: value for name, value in found.items() if name not in ("case", "arm")}
-
-    return {
-        dataset: {arm: fields(score) for arm, score in arms.items()}
-        for dataset, arms in scores.items()
-    }
 
 
 def _draw(workloads: Mapping[str, Scores], caption: str, output: Path) -> None:
     """The figure: all arms of the base model, and of its tuned variants what they are tuned for."""
+    base = [score for arms in workloads[BASE].values() for score in arms.values()]
     tuned = [
         arms[arm]
-        for model in TUNED
+        for model, _ in TUNED
         for arms in workloads.get(model, {}).values()
-        for arm in TUNED_ARMS
+        for _, arm in TUNED
         if arm in arms
     ]
-    points = {
-        dataset: [_point(score, score.arm) for score in arms.values()]
-        + [_point(s, f"{s.case.model}/{s.arm}") for s in tuned if s.case.dataset == dataset]
-        for dataset, arms in workloads[BASE].items()
-    }
-    base = [score for arms in workloads[BASE].values() for score in arms.values()]
-    bars = f"Bars: 95 % intervals over {_counts(base)} rows"
-    bars += f", of tuned models {_counts(tuned)}." if tuned else "."
+    points: dict[str, list[FrontierPoint]] = {dataset: [] for dataset in workloads[BASE]}
+    for score in (*base, *tuned):
+        name = score.arm if score.case.model == BASE else f"{score.case.model}/{score.arm}"
+        kept = _kept(score)
+        if score.case.dataset in points:
+            point = FrontierPoint(name, score.share, kept.value, kept.low, kept.high)
+            points[score.case.dataset].append(point)
+    bars = f"Bars: 95 % intervals over {ends(score.rows for score in base)} rows"
+    bars += f", of tuned models {ends(score.rows for score in tuned)}." if tuned else "."
     draw_frontier(points, (MEPIC, KEPT), f"{caption} {bars}", output / "algorithms")
-
-
-def _point(score: ArmScore, name: str) -> FrontierPoint:
-    return FrontierPoint(name, score.share, score.kept.value, score.kept.low, score.kept.high)
-
-
-def _counts(scores: Sequence[ArmScore]) -> str:
-    rows = sorted({score.rows for score in scores})
-    return " to ".join(dict.fromkeys((str(rows[0]), str(rows[-1]))))
 
 
 _TERMS = (
@@ -296,107 +273,86 @@ _ORDERS = (
 )
 
 
-def render(
-    parts: Mapping[Case, ScoredPart],
-    workloads: Mapping[str, Scores],
-    judged: Sequence[tuple[PublishedOrder, Sequence[OrderStep]]],
-) -> str:
-    """The page, in Markdown."""
-    names = labels(arm for part in parts.values() for arm in part.arms)
-    texts = [_caption(parts.values()), _TERMS]
-    if BASE in workloads:
-        texts += ["![accuracy against linked tokens](algorithms.svg)", "## The frontier", _FRONTIER]
-        texts.append(_frontier_table(frontier(workloads[BASE]), names))
-    for name, scores in workloads.items():
-        texts += _workload_section(name, scores, names, parts)
-    texts += _orders_section([(order, steps) for order, steps in judged if steps], names)
-    return page("Every algorithm: accuracy against linked tokens", *texts)
-
-
-def _frontier_table(found: Sequence[FrontierArm], names: Names) -> str:
+def _frontier_table(scores: Scores, names: Names) -> str:
+    """Our arms, best first: the least that each keeps, and where it links more than MEPIC."""
+    found = []
+    for arm in (arm for arm in next(iter(scores.values())) if arm in OWN):
+        on = {dataset: arms[arm] for dataset, arms in scores.items()}
+        worst = min(on.values(), key=lambda score: _kept(score).value)
+        below = [dataset for dataset, score in on.items() if _kept(score).value < KEPT]
+        costlier = [d for d, score in on.items() if score.linked > scores[d][MEPIC].linked]
+        reached = not below and not costlier
+        row = (
+            f"`{names[arm]}`",
+            "yes" if reached else "no",
+            f"{worst.kept} ({worst.case.dataset})",
+            f"{sum(_kept(score).low >= KEPT for score in on.values())} of {len(on)}",
+            ", ".join(below) or "none",
+            ", ".join(costlier) or "none",
+        )
+        found.append((not reached, -_kept(worst).value, row))
     above = f"interval above {KEPT:.2f}"
     head = ("arm", "reached", "least kept", above, "below", "links more than mepic")
-    rows = [
-        (
-            f"`{names[arm.arm]}`",
-            "yes" if arm.reached else "no",
-            f"{arm.worst.kept} ({arm.worst.case.dataset})",
-            f"{arm.surely_above} of {arm.datasets}",
-            ", ".join(arm.below) or "none",
-            ", ".join(arm.costlier) or "none",
-        )
-        for arm in found
-    ]
-    return table(head, rows)
+    return table(head, [row for *_, row in sorted(found, key=lambda each: each[:2])])
 
 
 def _workload_section(
-    name: str, scores: Scores, names: Names, parts: Mapping[Case, ScoredPart]
+    name: str, scores: Scores, names: Names, measured: Sequence[ScoredPart]
 ) -> Iterator[str]:
-    measured = [parts[next(iter(arms.values())).case] for arms in scores.values()]
     counts = ", ".join(
         f"{p.case.dataset} {p.rows}{f' of {p.wanted}' if p.rows != p.wanted else ''}"
         for p in measured
     )
-    arms = dict.fromkeys(arm for found in scores.values() for arm in found)
-
-    def drawn(text: Callable[[ArmScore], str]) -> str:
-        rows = (
+    shown: Mapping[str, Callable[[ArmScore], str]] = {
+        "Mean score, and linked tokens a request:": lambda s: f"{s.score:.3f} ({s.linked:,.0f})",
+        "Difference to full recompute:": lambda s: s.difference.signed,
+        "Share of full recompute's score that is kept:": lambda s: str(s.kept),
+    }
+    yield f"## {name}"
+    yield f"{_where_measured(measured)} Rows: {counts}."
+    for title, text in shown.items():
+        yield title
+        rows = [
             [
                 f"`{names[arm]}`",
                 *(text(found[arm]) if arm in found else NOTHING for found in scores.values()),
             ]
-            for arm in arms
-        )
-        return table(["arm", *scores], rows)
-
-    yield f"## {name}"
-    yield f"{_where_measured(measured)} Rows: {counts}."
-    yield "Mean score, and linked tokens a request:"
-    yield drawn(lambda score: f"{score.score:.3f} ({score.linked:,.0f})")
-    yield "Difference to full recompute:"
-    yield drawn(lambda score: score.difference.signed)
-    yield "Share of full recompute's score that is kept:"
-    yield drawn(lambda score: str(score.kept))
+            for arm in dict.fromkeys(arm for found in scores.values() for arm in found)
+        ]
+        yield table(["arm", *scores], rows)
 
 
-def _orders_section(
-    judged: Sequence[tuple[PublishedOrder, Sequence[OrderStep]]], names: Names
-) -> Iterator[str]:
-    datasets = list(dict.fromkeys(step.dataset for _, steps in judged for step in steps))
+def _orders_section(judged: Sequence[Judged], names: Names) -> Iterator[str]:
+    def cell(found: Sequence[OrderStep]) -> str:
+        counts = Counter(step.verdict for step in found)
+        verdict = next((v for v in ("fails", "undecided", "holds") if counts[v]), NOTHING)
+        if not found:
+            return verdict
+        least = min(found, key=lambda step: step.difference.value).difference.signed
+        numbers = "/".join(str(counts[v]) for v in ("holds", "undecided", "fails"))
+        return f"{verdict} {least}{f' ({numbers})' if len(found) > 1 else ''}"
+
+    def where(model: str, arm: str) -> str:
+        return names[arm] if model == BASE else f"{model} {names[arm]}"
+
+    steps = [step for _, own in judged for step in own]
+    datasets = list(dict.fromkeys(step.dataset for step in steps))
     rows = [
-        [order.claim, order.source, *(_order_cell(steps, dataset) for dataset in datasets)]
-        for order, steps in judged
+        [order.claim, order.source, *(cell([s for s in own if s.dataset == d]) for d in datasets)]
+        for order, own in judged
     ]
     yield "## Published orders"
     yield _ORDERS
     yield table(["claim", "source", *datasets], rows)
     failed = [
-        f"- {step.dataset}: `{_where(step.better, names)}` - `{_where(step.worse, names)}`: "
+        f"- {step.dataset}: `{where(*step.better)}` - `{where(*step.worse)}`: "
         f"{step.difference.signed}"
-        for _, steps in judged
         for step in steps
         if step.verdict == "fails"
     ]
     if failed:
         yield "Pairs that fail:"
         yield "\n".join(failed)
-
-
-def _order_cell(steps: Sequence[OrderStep], dataset: str) -> str:
-    found = [step for step in steps if step.dataset == dataset]
-    if not found:
-        return NOTHING
-    counts = Counter(step.verdict for step in found)
-    verdict = next(verdict for verdict in VERDICTS if counts[verdict])
-    least = min(found, key=lambda step: step.difference.value).difference.signed
-    numbers = f" ({'/'.join(str(counts[v]) for v in reversed(VERDICTS))})" if len(found) > 1 else ""
-    return f"{verdict} {least}{numbers}"
-
-
-def _where(where: Where, names: Names) -> str:
-    model, arm = where
-    return names[arm] if model == BASE else f"{model} {names[arm]}"
 
 
 def _caption(parts: Iterable[ScoredPart]) -> str:
@@ -413,8 +369,3 @@ def _where_measured(parts: Iterable[ScoredPart]) -> str:
     for part in parts:
         found.setdefault(ran(part.facts), {})[part.case.model] = None
     return " ".join(f"{', '.join(models)}: {place}" for place, models in found.items())
-
-
-def scored_page(settings: ScoredPage) -> Outcome:
-    """See `ScoredPage`."""
-    return Outcome(write(settings.parts, settings.output))

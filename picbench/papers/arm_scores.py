@@ -1,7 +1,7 @@
 """What algorithms score row by row: which are compared on which model, and what was measured."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from picbench.engines.algorithms import Algorithm, Registry
 from picbench.engines.config import BLOCK_SIZE
@@ -97,12 +98,6 @@ def arms_of(model: str, *, drop: bool = False, only: Sequence[str] = ()) -> tupl
     return DROP_ARMS if drop else ARMS_OF[model]
 
 
-def labels(arms: Iterable[str]) -> dict[str, str]:
-    """What tables call arms."""
-    registry = Registry()
-    return {arm: registry.parse(arm).label for arm in arms}
-
-
 def planned_links(sample: Sample, algorithm: Algorithm) -> int:
     """Tokens that a request computes besides its text, if no computed block is found in the cache.
 
@@ -148,19 +143,18 @@ def difference_of(first: Sequence[float], second: Sequence[float]) -> RowInterva
     return RowInterval(float(np.subtract(first, second).mean()), found.low, found.high)
 
 
-def ratio_of(first: Sequence[float], second: Sequence[float]) -> RowInterval | None:
+def ratio_of(
+    first: Sequence[float], second: Sequence[float], resamples: int | None = None
+) -> RowInterval | None:
     """Mean of `first` over that of `second`, above 0, with its BCa interval. Needs two rows.
 
     None where a resample has nothing to divide by.
     """
-    found = ratio_interval(first, second)
+    found = ratio_interval(first, second, resamples=resamples)
     return RowInterval(ratio_of_sums(first, second).mean, found.low, found.high) if found else None
 
 
 SCHEMA = 1
-
-#: Facts in which a part that is continued may differ from what runs now.
-_NEUTRAL = ("gpu", "driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +172,8 @@ class Case:
     @property
     def name(self) -> str:
         """The name of the case's file, without its suffix."""
-        words = [file_name(self.model), self.dataset]
-        words += ["drop"] if self.drop else []
-        words += [f"from-{self.first}"] if self.first else []
-        return "-".join(words)
-
-    @property
-    def workload(self) -> str:
-        """What the cases of all data sets have in common, in words."""
-        drop = ", lead passages left out" if self.drop else ""
-        return f"{self.model}{drop}{f', rows from {self.first} on' if self.first else ''}"
+        drop, first = "-drop" * self.drop, f"-from-{self.first}" if self.first else ""
+        return f"{file_name(self.model)}-{self.dataset}{drop}{first}"
 
 
 def file_name(model: str) -> str:
@@ -223,11 +209,6 @@ class ScoredPart:
     chunk: list[int] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, case: Case, wanted: int, facts: Mapping[str, Any], arms: Sequence[str]) -> Self:
-        """A part without rows."""
-        return cls(case, wanted, facts, {arm: ArmRows() for arm in arms})
-
-    @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file that `write` wrote. Raises DataError for another one."""
         try:
@@ -235,9 +216,7 @@ class ScoredPart:
             if (schema := found.pop("schema")) != SCHEMA:
                 raise DataError(f"{path}: schema {schema}, not {SCHEMA}")
             found["facts"] = found.pop("provenance")
-            found["case"] = Case(**found["case"])
-            found["arms"] = {arm: ArmRows(**rows) for arm, rows in found["arms"].items()}
-            return cls(**found)
+            return TypeAdapter(cls).validate_python(found)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: no scores of algorithms: {error!r}") from error
 
@@ -254,13 +233,12 @@ class ScoredPart:
         return len(self.prompt)
 
     def check_continues(self, other: "ScoredPart") -> None:
-        """Raise ConfigError unless this part can be continued with the settings of `other`."""
+        """Raise ConfigError unless this part can be continued with the settings of `other`.
+
+        Those may be of another GPU.
+        """
         mine, others = (
-            (
-                part.wanted,
-                list(part.arms),
-                {key: value for key, value in part.facts.items() if key not in _NEUTRAL},
-            )
+            (part.wanted, list(part.arms), {**part.facts, "gpu": None, "driver": None})
             for part in (self, other)
         )
         if mine != others:
@@ -272,11 +250,9 @@ class ScoredPart:
 
 def ran(facts: Mapping[str, Any]) -> str:
     """In which type scores were measured, and on what: the end of a sentence."""
-    return (
-        f"{facts['dtype']}{', eager' if facts['eager'] else ''}; {facts['gpu']}, driver "
-        f"{facts['driver']}, vLLM {facts['vllm']}, torch {facts['torch']}, commit "
-        f"{facts['commit']}."
-    )
+    eager = ", eager" if facts["eager"] else ""
+    where = "{gpu}, driver {driver}, vLLM {vllm}, torch {torch}, commit {commit}.".format_map(facts)
+    return f"{facts['dtype']}{eager}; {where}"
 
 
 def read_parts(folder: Path) -> list[ScoredPart]:
@@ -287,17 +263,14 @@ def read_parts(folder: Path) -> list[ScoredPart]:
     return found
 
 
-#: Share of full recompute's score that an arm of the frontier keeps on every data set.
-KEPT = 0.97
-
-
 @dataclass(frozen=True, slots=True)
 class ArmScore:
-    """An arm on a case: means over `rows`.
+    """An arm on a case: means over `rows`, two or more.
 
     `difference` is the score less that of full recompute on the same rows and the same model,
-    `kept` the ratio of the two. `linked` and `computed` are tokens a request, `share` is `linked`
-    over the tokens of chunks.
+    `kept` the ratio of the two, None where that scores nothing, or might in other rows (a resample
+    in which it does). `linked` and `computed` are tokens a request, `share` is `linked` over the
+    tokens of chunks.
     """
 
     case: Case
@@ -305,38 +278,24 @@ class ArmScore:
     rows: int
     score: float
     difference: RowInterval
-    kept: RowInterval
+    kept: RowInterval | None
     linked: float
     share: float
     computed: float
 
-
-def score_arms(part: ScoredPart) -> dict[str, ArmScore]:
-    """All arms of a part, by spec.
-
-    Raises DataError for a single row, and where full recompute scores nothing, or might have in
-    other rows (a resample in which it does).
-    """
-    full = part.arms[FULL].score
-    if part.rows < 2 or not any(full) or ratio_of(full, full) is None:
-        raise DataError(
-            f"{part.case.name}: {part.rows} rows of which full recompute answers none or few: "
-            "nothing to compare with",
-            hint="measure more `rows`",
-        )
-    found = {}
-    for arm, rows in part.arms.items():
-        kept = ratio_of(rows.score, full)
-        assert kept is not None  # The same resamples of `full` can be divided by.
-        found[arm] = ArmScore(
+    @classmethod
+    def of(cls, part: ScoredPart, arm: str, resamples: int | None = None) -> Self:
+        """An arm of a part; `resamples` are those that `kept` is from."""
+        rows, full = part.arms[arm], part.arms[FULL].score
+        linked = fmean(rows.linked)
+        return cls(
             part.case,
             arm,
             part.rows,
             fmean(rows.score),
             difference_of(rows.score, full),
-            kept,
-            fmean(rows.linked),
-            fmean(rows.linked) / fmean(part.chunk),
+            ratio_of(rows.score, full, resamples) if any(full) else None,
+            linked,
+            linked / fmean(part.chunk),
             fmean(rows.computed),
         )
-    return found

@@ -180,11 +180,9 @@ MODEL = "mistralai/Mistral-7B-Instruct-v0.2"
 
 def put_scores(folder: Path, model: str, dataset: str = "2wikimqa", **arms: list[float]) -> None:
     rows = len(next(iter(arms.values())))
-    part = ScoredPart.begin(Case(model, dataset), rows, FACTS, list(arms))
-    part.prompt, part.chunk = [100] * rows, [80] * rows
-    for arm, scores in arms.items():
-        part.arms[arm] = ArmRows(scores, [8] * rows, [20] * rows)
-    part.write(folder)
+    found = {arm: ArmRows(scores, [8] * rows, [20] * rows) for arm, scores in arms.items()}
+    case = Case(model, dataset)
+    ScoredPart(case, rows, FACTS, found, [100] * rows, [80] * rows).write(folder)
 
 
 def test_gaps_are_paired_by_row_and_stand_beside_published_ones(tmp_path: Path) -> None:

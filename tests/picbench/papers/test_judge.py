@@ -61,7 +61,7 @@ def evidence(*points: PointData) -> Evidence:
 
 def scored(**arms: list[float]) -> Evidence:
     rows = len(next(iter(arms.values())))
-    part = ScoredPart.begin(Case("testbed", "musique"), rows, FACTS, list(arms))
+    part = ScoredPart(Case("testbed", "musique"), rows, FACTS, {})
     for arm, scores in arms.items():
         part.arms[arm] = ArmRows(scores, [0] * rows, [0] * rows)
     return Evidence({}, {part.case: part}, "scores")
@@ -279,7 +279,7 @@ def test_two_rows_are_the_fewest_that_are_told_of() -> None:
 def test_rows_are_counted_over_all_sets() -> None:
     parts = {}
     for dataset, rows in (("musique", 40), ("samsum", 25)):
-        part = ScoredPart.begin(Case("testbed", dataset), rows, FACTS, ["full", "naive"])
+        part = ScoredPart(Case("testbed", dataset), rows, FACTS, {})
         for arm, score in (("full", 1.0), ("naive", 0.5)):
             part.arms[arm] = ArmRows([score] * rows, [0] * rows, [0] * rows)
         parts[part.case] = part

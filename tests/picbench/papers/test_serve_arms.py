@@ -8,34 +8,28 @@ from typing import Any, Self
 
 import pytest
 from click.testing import CliRunner
-from click.testing import Result as Invoked
-from harness_fakes import GPU_FACTS, Harness, make_sample
+from harness_fakes import Harness, make_sample
 
 from picbench.cli import main
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
-from picbench.papers import algorithms_page, serve_arms
+from picbench.papers import serve_arms
 from picbench.papers.arm_scores import Case, ScoredPart
 from picbench.papers.serve_arms import (
     ARMS,
     ROWS,
     WINDOW,
-    Differing,
-    Score,
     ServeSettings,
     first_difference,
     measure,
     measure_accuracy,
     measure_alone,
-    render,
-    render_accuracy,
 )
 from picbench.run.measurements import Accuracy, ServeAlone
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig
 
-FACTS = GPU_FACTS | {"dtype": "float32", "eager": True, "arms": 3, "datasets": 2, "tokens": 1234}
 SERVED = ("full", "naive", "mepic")
 SETTINGS = ServeSettings(
     dataset=("musique",), rows=2 * WINDOW + 1, algo=("naive", "mepic"), device="cpu", commit="C"
@@ -148,20 +142,17 @@ def test_every_arm_has_every_row_in_order(engine: Answers, tmp_path: Path) -> No
     assert (part.prompt[0], part.chunk[0]) == (36, 32)
 
 
-def test_a_batch_has_all_arms_in_random_order(engine: Answers, tmp_path: Path) -> None:
-    scored(engine, tmp_path)
-    first, second, last = engine.batches
-    assert [len(first), len(second), len(last)] == [3 * WINDOW, 3 * WINDOW, 3]
-    order = [request.algorithm for request in first]
-    assert sorted(map(str, order)) == sorted(SERVED * WINDOW)
-    assert order != sorted(map(str, order))
-    assert order != [request.algorithm for request in second]
-
-
-def test_another_run_has_the_same_order(engine: Answers, tmp_path: Path) -> None:
+def test_batches_have_all_arms_in_a_random_order_of_the_seed(
+    engine: Answers, tmp_path: Path
+) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        scored(engine, tmp_path / name, rows=WINDOW, seed=seed)
-    assert engine.batches[0] == engine.batches[1] != engine.batches[2]
+        scored(engine, tmp_path / name, seed=seed)
+    assert [len(batch) for batch in engine.batches] == [3 * WINDOW, 3 * WINDOW, 3] * 3
+    orders = [[request.algorithm for request in batch] for batch in engine.batches]
+    assert sorted(map(str, orders[0])) == sorted(SERVED * WINDOW)
+    assert orders[0] != sorted(map(str, orders[0]))
+    assert orders[0] != orders[1]
+    assert engine.batches[:3] == engine.batches[3:6] != engine.batches[6:]
 
 
 def test_a_measurement_that_was_stopped_goes_on(engine: Answers, tmp_path: Path) -> None:
@@ -192,8 +183,10 @@ def test_cases_come_one_after_another_and_leave_nothing_cached(
 
 def test_what_is_complete_starts_no_engine(engine: Answers, tmp_path: Path) -> None:
     for _ in range(2):
-        scored(engine, tmp_path)
-    assert len(engine.configs) == 1
+        scored(engine, tmp_path, kv_blocks=2000, max_requests=7, eager=True)
+    [config] = engine.configs
+    assert (config.kv_blocks, config.max_requests, config.tiers) == (2000, 7, "")
+    assert (config.device, config.dtype, config.eager) == ("cpu", "bfloat16", True)
     with pytest.raises(ConfigError, match="other settings"):
         scored(engine, tmp_path, dtype="float32")
 
@@ -224,13 +217,6 @@ def test_a_request_that_fails_or_links_more_than_its_plan_is_invalid(
     with pytest.raises(InvalidRun, match="full on row 0 of testbed-musique failed: a fault"):
         scored(engine, tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_engine_gets_the_settings(engine: Answers, tmp_path: Path) -> None:
-    scored(engine, tmp_path, kv_blocks=2000, max_requests=7, eager=True)
-    [config] = engine.configs
-    assert (config.kv_blocks, config.max_requests, config.tiers) == (2000, 7, "")
-    assert (config.device, config.dtype, config.eager) == ("cpu", "bfloat16", True)
 
 
 @pytest.mark.engine
@@ -281,20 +267,15 @@ def test_other_tokens_are_written_and_invalid_in_float32(engine: Answers, tmp_pa
     assert second["arm"] in SERVED
     measure_alone(settings.model_copy(update={"dtype": "bfloat16"}))
     assert len(noted(tmp_path, "alone-bfloat16")["differing"]) == 2
+    page = (tmp_path / "alone-bfloat16.md").read_text()
+    assert "2 of 7 requests have other tokens (14 in all)." in page
+    assert f"| {second['dataset']} | {second['row']} | `{second['arm']}` | 1 | 2.5e-01 |" in page
 
 
 def test_a_reply_that_ends_early_differs_after_its_last_token() -> None:
     long, short = reply(5, 6, gaps=(1.0, 0.75)), reply(5, gaps=(1.0,))
     assert first_difference(long, short) == (1, pytest.approx(0.75))
     assert first_difference(short, long) == (1, pytest.approx(0.75))
-
-
-def test_the_page_says_what_differs_and_how_closely() -> None:
-    lines = render([Differing("needle", 3, "mepic", 12, 3e-5)], 200, FACTS).splitlines()
-    assert "1 of 200 requests have other tokens (1,234 in all)." in lines
-    assert "| needle | 3 | `mepic` | 12 | 3.0e-05 |" in lines
-    assert "float32, eager; G, driver D" in lines[2]
-    assert "200 requests of 3 arms and 2 data sets" in lines[2]
 
 
 def compared(folder: Path, dtype: str, rows: int = ROWS) -> Any:
@@ -310,22 +291,6 @@ def samsum(engine: Answers, monkeypatch: pytest.MonkeyPatch) -> Answers:
     monkeypatch.setattr(serve_arms, "DATASETS", ("samsum",))
     engine.arm = "mepic"
     return engine
-
-
-def test_the_page_has_both_scores_of_each_arm_and_set() -> None:
-    scores = [
-        Score("musique", "full", 200, engine=0.75, card=0.7),
-        Score("musique", "mepic", 200, engine=0.5, card=0.625),
-        Score("samsum", "full", 200, engine=1.0, card=1.0),
-        Score("samsum", "mepic", 200, engine=0.25, card=0.2),
-    ]
-    page = render_accuracy(scores, FACTS)
-    assert "| arm | musique | samsum |" in page
-    assert "| full | 0.750 / 0.700 | 1.000 / 1.000 |" in page
-    assert "| mepic | 0.500 / 0.625 | 0.250 / 0.200 |" in page
-    assert "Largest difference: 0.125." in page
-    assert "200 synthetic rows of each set, greedy, float32, eager; G, driver D, vLLM V" in page
-    assert "greedy, float32; G" in render_accuracy(scores, FACTS | {"eager": False})
 
 
 def test_scores_that_are_close_enough_are_a_good_run(samsum: Answers, tmp_path: Path) -> None:
@@ -347,14 +312,17 @@ def test_scores_that_are_apart_are_written_and_invalid(samsum: Answers, tmp_path
     assert "0.965 / 1.000" in (tmp_path / "accuracy-bfloat16.md").read_text()
 
 
-def test_fewer_rows_than_the_cards_are_not_held_to_it(samsum: Answers, tmp_path: Path) -> None:
-    samsum.wrong = 20
-    compared(tmp_path, "float32", rows=20)
-    assert "| mepic | 0.000 / 1.000 |" in (tmp_path / "accuracy-float32.md").read_text()
-
-
-def test_the_engine_has_room_for_the_longest_request(samsum: Answers, tmp_path: Path) -> None:
+def test_fewer_rows_than_the_cards_fill_the_page_and_are_not_held_to_it(
+    samsum: Answers, tmp_path: Path
+) -> None:
+    samsum.wrong = 3
     compared(tmp_path, "bfloat16", rows=3)
+    page = (tmp_path / "accuracy-bfloat16.md").read_text()
+    assert "| arm | samsum |" in page
+    assert "| full | 1.000 / 1.000 |" in page
+    assert "| mepic | 0.000 / 1.000 |" in page
+    assert "Largest difference: 1.000." in page
+    assert "3 synthetic rows of each set, greedy, bfloat16, eager; " in page
     [config] = samsum.configs
     assert (config.device, config.dtype, config.eager) == ("cpu", "bfloat16", True)
     # 36 tokens of prompt and 2 of reply are 3 blocks.
@@ -374,18 +342,9 @@ def test_a_real_engine_is_scored_on_a_real_row(
     assert found["provenance"]["driver"] == "none"
 
 
-def invoke(*arguments: str) -> Invoked:
-    return CliRunner().invoke(main, ["measure", "algorithms", *arguments])
-
-
-def test_the_page_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(algorithms_page, "write", lambda *given: f"{given[0]} {given[1]}")
-    result = invoke("page", "--parts", str(tmp_path / "a"), "--output", str(tmp_path / "b"))
-    assert result.stdout == f"{tmp_path / 'a'} {tmp_path / 'b'}\n"
-
-
 def test_a_folder_without_scores_is_one_line(tmp_path: Path) -> None:
-    result = invoke("page", "--parts", str(tmp_path))
+    command = ["measure", "algorithms", "page", "--parts", str(tmp_path)]
+    result = CliRunner().invoke(main, command)
     assert result.exit_code == 2
     [line] = result.stderr.splitlines()
     assert line == f"picbench: {tmp_path}: no scores of algorithms (measure them first)"
