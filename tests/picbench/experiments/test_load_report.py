@@ -147,7 +147,7 @@ def test_loads_in_an_engine(small_engine: Engine) -> None:
 
 @pytest.mark.engine
 def test_plain_requests_beside_long_prompts(small_engine: Engine) -> None:
-    scene = BesideScene(2, 20, 32, 2, 2, 4, 30)
+    scene = BesideScene(2, 20, 32, 2, 16, 2, 4, 30)
     for new in (False, True):
         found = mixed_figures(small_engine, "a", scene=scene, new=new)
         assert found["itl_ms"] <= found["itl_p99_ms"] <= found["itl_most_ms"]
