@@ -20,25 +20,14 @@ from picbench.run.job import Job, gpu_memory
 from picbench.run.progress import LaterProgress, Progress
 from picbench.run.remote import Endpoint, PromptText, RemoteServer
 from picbench.run.resume import StoredRun, load_progress
-from picbench.run.schedule import Planned, schedule, serve
+from picbench.run.schedule import CacheUpkeep, schedule, serve
 from picbench.run.server import launch
-from picbench.run.upkeep import CacheUpkeep
 from picbench.run.workload import Workload, load_workload
 from picbench.settings import RunConfig
+from picbench.store import manifest as documents
 from picbench.store import provenance
-from picbench.store.manifest import (
-    FINAL,
-    SCHEMA,
-    ArmDocument,
-    ArrivalDocument,
-    Attempt,
-    Manifest,
-    ModelDocument,
-    Status,
-    Summary,
-    WorkloadDocument,
-)
-from picbench.store.reader import Run, read_run
+from picbench.store.manifest import FINAL, Attempt, Manifest, Status, Summary
+from picbench.store.reader import read_run
 from picbench.store.records import ArmBatch, Failure, SampleRow, ServedReply, Tally, to_rows
 from picbench.store.summary import BASELINE, ArmSummary, provenance_of, summarise, summarise_memory
 from picbench.store.writer import MANIFEST, RunDirectory, hold, log_name
@@ -54,31 +43,26 @@ def verify(batch: ArmBatch, arm: Arm, *, warm: bool = False) -> None:
     to hit in arms that reuse chunks. Remote servers count the prompt's tokens when they reply;
     what they reuse is not known.
     """
-    if warm and arm.reuse is Reuse.CHUNKS:
-        _verify_warm(batch, arm)
-    for sample, outcome in zip(batch.samples, batch.result.outcomes, strict=True):
-        if isinstance(outcome, Failure | ServedReply):
-            continue
-        where = f"arm {arm.name}, sample {sample.id}"
-        if outcome.prompt_tokens != sample.tokens:
-            raise InvalidRun(
-                f"{where}: the engine ran other token ids than the workload has",
-                hint="report this with the run directory",
-            )
-        if arm.reuse is Reuse.NOTHING and outcome.counts.reused:
-            raise InvalidRun(
-                f"{where}: {outcome.counts.reused} tokens came from a cache that must be off",
-                hint="look for a VLLM_* variable or configuration that turns caching on",
-            )
-
-
-def _verify_warm(batch: ArmBatch, arm: Arm) -> None:
-    results = [o for o in batch.result.outcomes if not isinstance(o, Failure | ServedReply)]
-    if results and not any(result.counts.reused for result in results):
+    pairs = zip(batch.samples, batch.result.outcomes, strict=True)
+    results = [(sample, o) for sample, o in pairs if not isinstance(o, Failure | ServedReply)]
+    filled = warm and arm.reuse is Reuse.CHUNKS
+    if filled and results and not any(result.counts.reused for _, result in results):
         raise InvalidRun(
             f"arm {arm.name}: chunks were preloaded, and round {batch.round} reused none",
             hint="raise `kv_blocks`: the pool may be too small to keep them",
         )
+    for sample, result in results:
+        where = f"arm {arm.name}, sample {sample.id}"
+        if result.prompt_tokens != sample.tokens:
+            raise InvalidRun(
+                f"{where}: the engine ran other token ids than the workload has",
+                hint="report this with the run directory",
+            )
+        if arm.reuse is Reuse.NOTHING and result.counts.reused:
+            raise InvalidRun(
+                f"{where}: {result.counts.reused} tokens came from a cache that must be off",
+                hint="look for a VLLM_* variable or configuration that turns caching on",
+            )
 
 
 def make_manifest(
@@ -90,29 +74,24 @@ def make_manifest(
 ) -> Manifest:
     """What was asked for and on what it ran; the last of `attempts` says how far the run is."""
     start = "warm" if job.workload.preload else "cold"
+    config = job.config.published()
+    arms = {}
+    for arm in job.arms:
+        chosen = arm.endpoint or job.engine(arm)
+        settings = asdict(chosen) | ({} if arm.endpoint else {"tiers": config["tiers"]})
+        engine = dict(engines[arm.name])
+        arms[arm.name] = documents.ArmDocument(arm.algorithm, arm.stock, settings, engine)
     return Manifest(
-        schema=SCHEMA,
+        **_common(job, provenance),
         status=attempts[-1].status,
         began=attempts[0].began,
         ended=attempts[-1].ended,
         reason=reason,
         attempts=attempts,
-        fingerprint=job.fingerprint,
-        config=job.config.published(),
+        config=config,
         sizes=job.sizes,
-        model=_model(job),
-        workload=_workload(job),
         cache=job.config.cache or f"{start} at start, kept between requests",
-        arms={
-            arm.name: ArmDocument(
-                algorithm=arm.algorithm,
-                stock=arm.stock,
-                settings=_settings(job, arm),
-                engine=dict(engines[arm.name]),
-            )
-            for arm in job.arms
-        },
-        provenance=dict(provenance),
+        arms=arms,
     )
 
 
@@ -120,42 +99,32 @@ def make_summary(
     job: Job, arms: Mapping[str, ArmSummary], provenance: Mapping[str, Any], status: Status
 ) -> Summary:
     """Aggregates by arm."""
-    return Summary(
-        schema=SCHEMA,
-        status=status,
-        fingerprint=job.fingerprint,
-        model=_model(job),
-        workload=_workload(job),
-        arms=arms,
-        provenance=dict(provenance),
-    )
+    return Summary(**_common(job, provenance), status=status, arms=arms)
 
 
-def _settings(job: Job, arm: Arm) -> dict[str, Any]:
-    if arm.endpoint is not None:
-        return asdict(arm.endpoint)
-    return asdict(job.engine(arm)) | {"tiers": job.config.published()["tiers"]}
-
-
-def _workload(job: Job) -> WorkloadDocument:
-    workload, times = job.workload, job.workload.arrivals
-    return WorkloadDocument(
-        **asdict(job.facts),
-        metric=workload.metric,
-        synthetic=workload.synthetic,
-        arrivals=None if times is None else ArrivalDocument(len(times), max(times)),
-        preloaded_chunks=len(workload.preload),
-        request_file=workload.requests,
-        origin=workload.origin,
-        chat=workload.chat,
-        skipped_rows=len(workload.skipped),
-        first_skipped=next(iter(workload.skipped), None),
-    )
-
-
-def _model(job: Job) -> ModelDocument:
-    model = job.workload.model
-    return ModelDocument(model.name, model.weights, model.meaningful, model.restates)
+def _common(job: Job, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What manifest.json and summary.json both have."""
+    workload, times, model = job.workload, job.workload.arrivals, job.workload.model
+    return {
+        "schema": documents.SCHEMA,
+        "fingerprint": job.fingerprint,
+        "model": documents.ModelDocument(
+            model.name, model.weights, model.meaningful, model.restates
+        ),
+        "workload": documents.WorkloadDocument(
+            **asdict(job.facts),
+            metric=workload.metric,
+            synthetic=workload.synthetic,
+            arrivals=None if times is None else documents.ArrivalDocument(len(times), max(times)),
+            preloaded_chunks=len(workload.preload),
+            request_file=workload.requests,
+            origin=workload.origin,
+            chat=workload.chat,
+            skipped_rows=len(workload.skipped),
+            first_skipped=next(iter(workload.skipped), None),
+        ),
+        "provenance": dict(provenance),
+    }
 
 
 #: Starts the engine of an arm: its name, its settings, the file for its output.
@@ -207,8 +176,14 @@ def _run_or_resume(job: Job, progress: Progress, start: Start) -> Finished:
         stored = None
         if resumed:
             run = read_run(job.output)
+            if run.manifest["status"] == "invalid":
+                raise InvalidRun(
+                    f"{run.path}: {run.manifest['reason']}", hint="name a new `output`"
+                )
             if run.manifest["status"] in FINAL:
-                return _finished(run, progress)
+                shown = "has ended and is only shown; name a new directory to measure again"
+                progress.say(f"{run.path}: {shown}")
+                return Finished(run.path, run.summary, sum(a.failed for a in run.summary.values()))
             stored = load_progress(run)
             progress.say(f"{run.path}: resuming after {stored.requests} of {job.requests} requests")
         try:
@@ -223,20 +198,12 @@ def _run_or_resume(job: Job, progress: Progress, start: Start) -> Finished:
             raise
 
 
-def _finished(run: Run, progress: Progress) -> Finished:
-    if run.manifest["status"] == "invalid":
-        raise InvalidRun(f"{run.path}: {run.manifest['reason']}", hint="name a new `output`")
-    progress.say(f"{run.path}: has ended and is only shown; name a new directory to measure again")
-    arms = run.summary
-    return Finished(run.path, arms, sum(arm.failed for arm in arms.values()))
-
-
 def execute_all(
     jobs: Sequence[Job],
     launch: Launch,
     progress: Progress,
     logs: Path,
-    allowed: Callable[[Job], bool] = lambda job: True,
+    allowed: Callable[[Job], bool],
 ) -> Iterator[Finished]:
     """Run jobs one after another, each from a cold cache and into a directory of its own.
 
@@ -245,7 +212,12 @@ def execute_all(
     ends them all with EngineError: an engine that is gone would fail those that follow. The first
     one that is not `allowed` ends them too, without an error.
     """
-    _check_alike(jobs)
+    settings = [[arm.endpoint or job.engine(arm) for arm in job.arms] for job in jobs]
+    if any(other != settings[0] for other in settings):
+        raise ConfigError(
+            "runs on the same engines need the same arms, model, pool and context",
+            hint="fix kv_blocks, context and max_running for all of them",
+        )
     logs.mkdir(parents=True, exist_ok=True)
     with _start_engines(jobs[0], launch, progress, lambda arm: logs / log_name(arm)) as fleet:
         before = 0
@@ -254,7 +226,7 @@ def execute_all(
                 return
             for server in fleet.servers.values():
                 server.reset()
-            progress.say(f"{job.output.name}")
+            progress.say(job.output.name)
             later = LaterProgress(progress, before)
             done = _run_or_resume(job, later, lambda _: nullcontext(fleet))
             before += job.requests
@@ -313,48 +285,42 @@ class Session:
         return Finished(self._directory.path, arms, self._failed)
 
     def _measure(self) -> None:
-        for known in self._stored.batches:
+        """Serve all rounds of all arms; in an open loop an arm serves everything in one."""
+        job, batches, servers = self._job, self._stored.batches, self._fleet.servers
+        for known in batches:
             self._tallies[known.line.arm].add(known.rows, known.result)
-        if self._attempt.done == self._job.requests:
+        if self._attempt.done == job.requests:
             return
-        planned = self._schedule()
-        done = len(self._stored.batches)
+        samples, arrivals = job.workload.samples, job.workload.arrivals
+        size, first = self._upkeep.group_size, 0
+        if arrivals is not None:
+            # Any first arm that differs from run to run will do.
+            size, first = len(samples), int(job.fingerprint, 16)
+        planned = list(schedule(samples, tuple(servers), size, job.config.repeats, first))
         self._upkeep.begin()
-        self._restore(planned[:done])
+        replayed, changed = self._upkeep.restore(batches, planned[: len(batches)], self._rows)
+        self._attempt = replace(self._attempt, replayed=replayed, changed_outputs=changed)
+        if changed:
+            self._progress.say(
+                f"{changed} of {replayed} replies are others this time: "
+                "this engine is not deterministic"
+            )
         self._progress.begin(self._attempt.done)
-        arrivals = self._job.workload.arrivals
         for batch in serve(
-            self._fleet.servers,
-            planned[done:],
-            self._job.config.concurrency if arrivals is None else None,
+            servers,
+            planned[len(batches) :],
+            job.config.concurrency if arrivals is None else None,
             self._upkeep.rewrite,
             arrivals=arrivals,
             lost=self._stored.lost,
             prepare=self._upkeep.prepare,
         ):
             self._keep(batch)
-        self._measure_memory()
-
-    def _schedule(self) -> list[Planned]:
-        """All rounds of all arms; in an open loop an arm serves everything in one."""
-        samples, arms = self._job.workload.samples, tuple(self._fleet.servers)
-        size, repeats = self._upkeep.group_size, self._job.config.repeats
-        if self._job.workload.arrivals is None:
-            return list(schedule(samples, arms, size, repeats))
-        # Any number that differs from run to run will do.
-        first = int(self._job.fingerprint, 16)
-        return list(schedule(samples, arms, len(samples), repeats, first))
-
-    def _restore(self, planned: Sequence[Planned]) -> None:
-        found = self._upkeep.restore(self._stored.batches, planned, self._rows)
-        self._attempt = replace(
-            self._attempt, replayed=found.requests, changed_outputs=found.changed_outputs
-        )
-        if found.changed_outputs:
-            self._progress.say(
-                f"{found.changed_outputs} of {found.requests} replies are others this time: "
-                "this engine is not deterministic"
-            )
+        for name in (name for name in servers if self._arms[name].endpoint is None):
+            try:
+                self._memory[name] = servers[name].call(attrgetter("memory_use"))
+            except EngineError as error:
+                self._progress.say(f"memory is not measured: {error.message}")
 
     def _rows(self, batch: ArmBatch) -> list[SampleRow]:
         """The rows of a batch that was just served; for each batch once."""
@@ -380,15 +346,25 @@ class Session:
         self._progress.advance(batch.arm, len(rows))
 
     def _write_results(self, status: Status, reason: str | None) -> dict[str, ArmSummary]:
-        workload = self._job.workload
+        workload, tallies = self._job.workload, self._tallies
         arms = summarise(
-            self._tallies,
+            tallies,
             metric=workload.metric,
             meaningful=workload.model.meaningful,
             objectives=self._job.objectives,
         )
-        arms = {name: self._with_caches(name, arm) for name, arm in arms.items()}
-        self._directory.write_memory({n: t.snapshots for n, t in self._tallies.items()})
+        full = tallies[BASELINE].rows if BASELINE in tallies else []
+        for name, arm in arms.items():
+            engine, reuse = self._fleet.engines[name], self._arms[name].reuse
+            block = engine.get("block_bytes")
+            block = block if isinstance(block, int) else None
+            arms[name] = replace(
+                arm,
+                provenance=provenance_of(engine),
+                cache=summarise_cache(self._job.config.cache, reuse, tallies[name], full),
+                memory=summarise_memory(arm.blocks, block, self._memory.get(name, ())),
+            )
+        self._directory.write_memory({n: t.snapshots for n, t in tallies.items()})
         summary = make_summary(self._job, arms, self._provenance, status)
         self._directory.write_summary(asdict(summary))
         self._attempt = replace(self._attempt, status=status, ended=_now())
@@ -397,39 +373,10 @@ class Session:
             self._directory.compact()
         return arms
 
-    def _with_caches(self, name: str, arm: ArmSummary) -> ArmSummary:
-        full = self._tallies[BASELINE].rows if BASELINE in self._tallies else []
-        state, reuse = self._job.config.cache, self._arms[name].reuse
-        engine = self._fleet.engines[name]
-        block = engine.get("block_bytes")
-        return replace(
-            arm,
-            provenance=provenance_of(engine),
-            cache=summarise_cache(state, reuse, self._tallies[name], full),
-            memory=summarise_memory(
-                arm.blocks, block if isinstance(block, int) else None, self._memory.get(name, ())
-            ),
-        )
-
-    def _measure_memory(self) -> None:
-        """Ask all engines here that are left what they hold."""
-        for name, server in self._fleet.servers.items():
-            if self._arms[name].endpoint is not None:
-                continue
-            try:
-                self._memory[name] = server.call(attrgetter("memory_use"))
-            except EngineError as error:
-                self._progress.say(f"memory is not measured: {error.message}")
-
     def _write_manifest(self, reason: str | None = None) -> None:
-        manifest = make_manifest(
-            self._job,
-            self._fleet.engines,
-            self._provenance,
-            [*self._stored.attempts, self._attempt],
-            reason,
-        )
-        self._directory.write_manifest(asdict(manifest))
+        attempts = [*self._stored.attempts, self._attempt]
+        made = make_manifest(self._job, self._fleet.engines, self._provenance, attempts, reason)
+        self._directory.write_manifest(asdict(made))
 
     @property
     def _failed(self) -> int:
@@ -467,15 +414,6 @@ def _start_engines(
 def _connect(job: Job, arm: Arm, endpoint: Endpoint) -> ArmServer:
     text_of = PromptText(partial(load_tokenizer, job.workload.model))
     return RemoteServer(arm.name, endpoint, text_of)
-
-
-def _check_alike(jobs: Sequence[Job]) -> None:
-    settings = [[arm.endpoint or job.engine(arm) for arm in job.arms] for job in jobs]
-    if any(other != settings[0] for other in settings):
-        raise ConfigError(
-            "runs on the same engines need the same arms, model, pool and context",
-            hint="fix kv_blocks, context and max_running for all of them",
-        )
 
 
 def _now() -> str:

@@ -28,7 +28,6 @@ from picbench.run.schedule import (
     schedule,
     serve,
     to_request,
-    to_requests,
 )
 from picbench.store.reader import read_run
 from picbench.store.records import ArmBatch, Failure
@@ -100,11 +99,6 @@ def test_a_request_may_name_the_algorithm_that_serves_it() -> None:
     assert to_request(sample).algorithm is None
     named = to_request(sample, "epic:k=16")
     assert named == replace(to_request(sample), algorithm="epic:k=16")
-
-
-def test_requests_of_a_run_leave_the_algorithm_to_the_engine() -> None:
-    samples = [make_sample(n) for n in range(3)]
-    assert to_requests(samples) == [to_request(sample) for sample in samples]
 
 
 def test_a_dead_arm_is_not_asked_again() -> None:
@@ -244,7 +238,7 @@ def test_a_warm_run_that_does_not_hit_is_invalid(tmp_path: Path) -> None:
 def test_a_chunk_that_cannot_be_preloaded_is_named() -> None:
     refused = make_sample(1, first=666)
     with pytest.raises(InvalidRun, match="arm a: s1 could not be preloaded: a chunk is too long"):
-        preload(servers([]), [make_sample(0), refused], 2)
+        preload(servers([]), [make_sample(0), refused], 2, lambda arm, samples: samples)
 
 
 def test_other_tokens_are_noticed_in_an_open_loop(tmp_path: Path) -> None:
@@ -391,7 +385,7 @@ def test_stock_vllm_finds_as_much_as_was_foreseen(llama: Path) -> None:
             for prompt in prompts:
                 foreseen.append(cache.cached(prompt))
                 cache.send(prompt)
-            results = engine.generate(to_requests(prompts), concurrency=1)
+            results = engine.generate([*map(to_request, prompts)], concurrency=1)
             assert [result.counts.reused for result in results] == foreseen
             reused.append(sum(foreseen))
             engine.reset()

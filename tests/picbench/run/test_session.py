@@ -28,7 +28,7 @@ def progress() -> PlainProgress:
 def test_engines_start_once_and_every_run_begins_cold(tmp_path: Path) -> None:
     harness = Harness(SAMPLES)
     jobs = [job(harness, tmp_path / name) for name in "ab"]
-    done = list(execute_all(jobs, harness.launch, progress(), tmp_path / "logs"))
+    done = list(execute_all(jobs, harness.launch, progress(), tmp_path / "logs", lambda job: True))
     assert [finished.path.name for finished in done] == ["a", "b"]
     assert harness.order.count("launch mepic") == 1
     assert harness.order.count("reset mepic") == 2
@@ -44,7 +44,7 @@ def test_runs_that_need_other_engines_are_refused(tmp_path: Path) -> None:
     harness = Harness(SAMPLES)
     jobs = [job(harness, tmp_path / "a"), job(harness, tmp_path / "b", kv_blocks=60)]
     with pytest.raises(ConfigError, match="the same arms, model, pool and context"):
-        list(execute_all(jobs, harness.launch, progress(), tmp_path / "logs"))
+        list(execute_all(jobs, harness.launch, progress(), tmp_path / "logs", lambda job: True))
     assert harness.order == []
 
 
@@ -52,6 +52,6 @@ def test_a_failed_request_ends_the_remaining_runs(tmp_path: Path) -> None:
     harness = Harness(SAMPLES, dies_at={"mepic": 0})
     jobs = [job(harness, tmp_path / name) for name in "ab"]
     with pytest.raises(EngineError, match="3 requests failed"):
-        list(execute_all(jobs, harness.launch, progress(), tmp_path / "logs"))
+        list(execute_all(jobs, harness.launch, progress(), tmp_path / "logs", lambda job: True))
     assert not (tmp_path / "b").exists()
     assert {server.state for server in harness.servers.values()} == {"killed"}
