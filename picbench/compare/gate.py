@@ -20,13 +20,11 @@ from picbench.compare.arm import (
 from picbench.compare.baseline import (
     RELATIVE,
     Baseline,
-    BaselineArm,
-    Thresholds,
     check_complete,
     gate_workload,
     with_relative_times,
 )
-from picbench.compare.comparison import Mismatch, conditions_of, mismatches
+from picbench.compare.comparison import conditions_of, mismatches
 from picbench.errors import IncomparableRuns
 from picbench.statistics.significance import Loss
 from picbench.store.provenance import annotation
@@ -92,7 +90,14 @@ def check_run(run: Run, baseline: Baseline, name: str) -> GateResult:
     for one of another workload or without an arm of the baseline.
     """
     check_complete(run)
-    _check_workload(run, baseline, name)
+    found = mismatches(baseline.conditions.workload, gate_workload(run))
+    scored = {"metric": next(iter(run.summary.values())).score.metric}
+    found += mismatches({"metric": baseline.metric}, scored)
+    if found:
+        raise IncomparableRuns(
+            f"{run.path} did not measure what {name} has: {'; '.join(map(str, found))}",
+            hint="run the baseline's workload, or save a new baseline",
+        )
     arms = with_relative_times(measured_arms(run))
     missing = [arm for arm in baseline.arms if arm not in arms]
     if missing:
@@ -102,9 +107,16 @@ def check_run(run: Run, baseline: Baseline, name: str) -> GateResult:
         )
     hardware = mismatches(baseline.conditions.hardware, conditions_of(run.manifest).hardware)
     checks = judge_arms(arms, baseline, times=not hardware)
-    more = [arm for arm in arms if arm not in baseline.arms]
-    notes = (*_notes(baseline, hardware, more), *_unknown(baseline))
-    return GateResult(str(run.path), name, checks, notes)
+    notes = [f"times cannot be judged on different hardware: {field}" for field in hardware]
+    if more := [arm for arm in arms if arm not in baseline.arms]:
+        notes.insert(0, f"Not checked, as the baseline has no such arm: {', '.join(more)}.")
+    if baseline.runs == 1 and baseline.thresholds.times and not hardware:
+        notes.append("The baseline is from one run, so that drift between runs is unknown.")
+        if baseline.conditions.workload.get("workload.arrivals") is not None:
+            notes.append("Arms of an open loop do not take turns: without `repeats` they drift.")
+    if lacking := list(_unknown(baseline)):
+        notes.append(f"Not checked, as the baseline has none: {', '.join(lacking)}.")
+    return GateResult(str(run.path), name, checks, tuple(notes))
 
 
 def judge_arms(
@@ -123,126 +135,102 @@ def judge_arms(
     timed = [comparison.metric(n) for comparison in compared.values() for n in limits.times]
     tests = sum(metric is not None for metric in timed) + len(compared) * len(limits.rates)
     return tuple(
-        check
+        Check(arm, *found)
         for arm, comparison in compared.items()
-        for check in _ArmChecks(comparison, baseline, arms[arm], tests, times).checks()
+        for found in _ArmChecks(comparison, baseline, arms[arm], tests, times).found()
     )
-
-
-def _check_workload(run: Run, baseline: Baseline, name: str) -> None:
-    found = mismatches(baseline.conditions.workload, gate_workload(run))
-    scored = {"metric": next(iter(run.summary.values())).score.metric}
-    found += mismatches({"metric": baseline.metric}, scored)
-    if found:
-        raise IncomparableRuns(
-            f"{run.path} did not measure what {name} has: {'; '.join(map(str, found))}",
-            hint="run the baseline's workload, or save a new baseline",
-        )
-
-
-def _notes(baseline: Baseline, hardware: list[Mismatch], more: list[str]) -> Iterator[str]:
-    if more:
-        yield f"Not checked, as the baseline has no such arm: {', '.join(more)}."
-    for field in hardware:
-        yield f"times cannot be judged on different hardware: {field}"
-    if baseline.runs == 1 and baseline.thresholds.times and not hardware:
-        yield "The baseline is from one run, so that drift between runs is unknown: save several."
-        if baseline.conditions.workload.get("workload.arrivals") is not None:
-            yield "Arms of an open loop do not take turns: without `repeats` it drifts apart, too."
 
 
 def _unknown(baseline: Baseline) -> Iterator[str]:
     """What has a threshold, and is in no arm of the baseline."""
-    arms, thresholds = baseline.arms.values(), baseline.thresholds
-    scored = any(score is not None for arm in arms for score in arm.scores)
-    lacking = ["score"] if thresholds.score and not scored else []
-    lacking += [t for t in thresholds.times if not any(any(arm.times.get(t, ())) for arm in arms)]
-    whole = (*thresholds.rates, *thresholds.counters)
-    lacking += [name for name in whole if all(arm.total(name) is None for arm in arms)]
-    if lacking:
-        yield f"Not checked, as the baseline has none: {', '.join(lacking)}."
+    arms, limits = baseline.arms.values(), baseline.thresholds
+    if limits.score and all(score is None for arm in arms for score in arm.scores):
+        yield "score"
+    yield from (t for t in limits.times if not any(any(arm.times.get(t, ())) for arm in arms))
+    for name in (*limits.rates, *limits.counters):
+        if all(arm.total(name) is None for arm in arms):
+            yield name
 
 
-@dataclass(frozen=True, slots=True)
+#: Metric, verdict, value before and after, and message of a `Check`.
+_Found = tuple[str, GateVerdict, float, float | None, str]
+
+
 class _ArmChecks:
     """The checks of one arm, among `tests` of times and rates, if these can be judged."""
 
-    comparison: ArmComparison
-    baseline: Baseline
-    measured: MeasuredArm
-    tests: int
-    judges_times: bool
+    def __init__(
+        self,
+        comparison: ArmComparison,
+        baseline: Baseline,
+        measured: MeasuredArm,
+        tests: int,
+        judges_times: bool,
+    ) -> None:
+        self._comparison, self._baseline, self._measured = comparison, baseline, measured
+        self._saved = baseline.arms[comparison.before]
+        # Of all tests together, an unchanged run fails one by this chance.
+        self._alpha, self._judges_times = ALPHA / max(1, tests), judges_times
 
-    @property
-    def _thresholds(self) -> Thresholds:
-        return self.baseline.thresholds
-
-    @property
-    def _saved(self) -> BaselineArm:
-        return self.baseline.arms[self.comparison.before]
-
-    def checks(self) -> Iterator[Check]:
-        """Counts, scores, times, rates, and what the baseline has of them and the run does not."""
-        yield from self._lacking()
-        for name, tolerance in self._thresholds.counters.items():
-            counter = self.comparison.counter(name)
-            yield from (
-                self._uncounted(name) if counter is None else [self._count(counter, tolerance)]
-            )
-        for metric in self.comparison.metrics:
-            if not metric.change.ratio and self._thresholds.score:
-                yield self._score(metric, self._thresholds.score.margin)
-            elif metric.name in self._thresholds.times:
-                yield self._time(metric, self._thresholds.times[metric.name])
-        known = {rate.name: rate for rate in self.comparison.rates}
-        for name, loss in self._thresholds.rates.items():
-            yield from [self._rate(known[name], loss)] if name in known else self._uncounted(name)
-
-    def _uncounted(self, name: str) -> Iterator[Check]:
-        """What the baseline counts and the run does not: remote servers do where told to."""
-        before = self._saved.total(name)
-        if before is not None:
-            message = f"{before:,g} before, not counted now"
-            yield self._check(name, GateVerdict.INCONCLUSIVE, before, None, message)
-
-    def _lacking(self) -> Iterator[Check]:
-        """Samples and times that the baseline has and the run does not: these cannot pass."""
-        before, after = len(self._saved.samples), self.comparison.pairs
-        if after < before:
-            message = f"{before:,} in the baseline, {after:,} of them answered now"
-            yield self._check("samples", GateVerdict.INCONCLUSIVE, before, after, message)
-        for name in self._thresholds.times:
-            expected, metric = self._expected(name), self.comparison.metric(name)
+    def found(self) -> Iterator[_Found]:
+        """What the run lacks, which cannot pass; then counts, scores, times and rates."""
+        limits, unsure = self._baseline.thresholds, GateVerdict.INCONCLUSIVE
+        samples, pairs = len(self._saved.samples), self._comparison.pairs
+        if pairs < samples:
+            message = f"{samples:,} in the baseline, {pairs:,} of them answered now"
+            yield "samples", unsure, samples, pairs, message
+        for name in limits.times:
+            expected, metric = self._expected(name), self._comparison.metric(name)
             timed = metric.change.pairs if metric else 0
             if timed < expected:
                 message = f"measured of {expected:,} before, of {timed:,} of these now"
-                yield self._check(name, GateVerdict.INCONCLUSIVE, expected, timed, message)
+                yield name, unsure, expected, timed, message
+        whole = {change.name: change for change in self._comparison.counters}
+        whole |= {change.name: change for change in self._comparison.rates}
+        for name, tolerance in limits.counters.items():
+            if name in whole:
+                yield self._count(whole[name], tolerance)
+        for metric in self._comparison.metrics:
+            if not metric.change.ratio and limits.score:
+                yield self._score(metric, limits.score.margin)
+            elif metric.name in limits.times:
+                # A slowdown is a regression if it exceeds the limit and is no chance.
+                ratio, limit = metric.change.value, limits.times[metric.name]
+                message = f"{ratio:.3f}x, limit {limit:g}x"
+                yield self._beyond(metric, ratio, limit, self._reach(metric), message)
+        for name, loss in limits.rates.items():
+            if name in whole:
+                yield self._rate(whole[name], loss)
+        # Remote servers count where told to.
+        for name in (*limits.counters, *limits.rates):
+            before = self._saved.total(name)
+            if name not in whole and before is not None:
+                yield name, unsure, before, None, f"{before:,g} before, not counted now"
 
     def _expected(self, name: str) -> int:
         """How many samples should have a time: those that had it and are answered.
 
         A reply of one token has no time per token, so there it takes the same reply as well.
         """
-        now = dict(zip(self.measured.samples, self.measured.outputs, strict=True))
-        before = zip(
-            self._saved.samples, self._saved.outputs, self._saved.times.get(name, ()), strict=False
-        )
+        saved = self._saved
+        now = dict(zip(self._measured.samples, self._measured.outputs, strict=True))
+        before = zip(saved.samples, saved.outputs, saved.times.get(name, ()), strict=False)
         replies_differ = name.startswith("tpot")
         return sum(
             time is not None and sample in now and not (replies_differ and now[sample] != reply)
             for sample, reply, time in before
         )
 
-    def _count(self, counter: CounterChange, tolerance: float) -> Check:
+    def _count(self, counter: CounterChange, tolerance: float) -> _Found:
         away = abs(counter.after - counter.before)
         same = counter.same if not tolerance else away <= tolerance * abs(counter.before)
         message = f"{counter.before:,g} before, {counter.after:,g} now"
         if counter.samples:
-            message += f", other in {counter.samples} of {self.comparison.pairs} samples"
+            message += f", other in {counter.samples} of {self._comparison.pairs} samples"
         verdict = GateVerdict.OK if same else GateVerdict.REGRESSION
-        return self._check(counter.name, verdict, counter.before, counter.after, message)
+        return counter.name, verdict, counter.before, counter.after, message
 
-    def _score(self, metric: MetricChange, margin: float) -> Check:
+    def _score(self, metric: MetricChange, margin: float) -> _Found:
         """A loss is a regression if it exceeds the margin and is no chance, of enough clusters.
 
         It is ok if it is below the margin with confidence or no sample's score differs from that
@@ -253,24 +241,18 @@ class _ArmChecks:
         if metric.loss is Loss.WITHIN or not (change.higher or change.lower):
             verdict = GateVerdict.OK
         elif change.value < -margin and interval is not None and interval.high < 0:
-            few = change.clusters < _FEWEST_CLUSTERS
-            verdict = GateVerdict.INCONCLUSIVE if few else GateVerdict.REGRESSION
+            enough = change.clusters >= _FEWEST_CLUSTERS
+            verdict = GateVerdict.REGRESSION if enough else GateVerdict.INCONCLUSIVE
         text = f"{metric.before:.4f} before, {metric.after:.4f} now: {change.value:+.4f}"
         if interval is not None:
             text += f" ({interval.low:+.4f} to {interval.high:+.4f})"
         message = f"{text}, {metric.wins} won, {metric.losses} lost; margin {margin:g}"
-        return self._check(metric.name, verdict, metric.before, metric.after, message)
+        return metric.name, verdict, metric.before, metric.after, message
 
-    def _time(self, metric: MetricChange, limit: float) -> Check:
-        """A slowdown is a regression if it exceeds the limit and is no chance, drift included."""
-        message = f"{metric.change.value:.3f}x, limit {limit:g}x"
-        return self._beyond(metric, metric.change.value, limit, self._reach(metric), message)
-
-    def _rate(self, rate: CounterChange, loss: float) -> Check:
+    def _rate(self, rate: CounterChange, loss: float) -> _Found:
         """A loss is a regression if it exceeds what may be lost and several runs drift less."""
         slower = rate.before / rate.after if rate.after else inf
-        known = rate.name in self._saved.drift
-        reach = self._noise(rate.name, 0.0, 1.0) if known else None
+        reach = self._noise(rate.name, 0.0, 1.0) if rate.name in self._saved.drift else None
         message = f"{rate.before:,.4g} before, {rate.after:,.4g} now, may lose {loss:.3g} of it"
         return self._beyond(rate, slower, 1 / (1 - loss), reach, message)
 
@@ -281,10 +263,10 @@ class _ArmChecks:
         limit: float,
         reach: float | None,
         message: str,
-    ) -> Check:
+    ) -> _Found:
         """A ratio above its limit is a regression unless chance, up to `reach`, explains it."""
         verdict = GateVerdict.OK
-        if not self.judges_times:
+        if not self._judges_times:
             verdict = GateVerdict.INCONCLUSIVE
         elif ratio > limit:
             sure = reach is not None and log(ratio) > reach
@@ -293,7 +275,7 @@ class _ArmChecks:
             # Of two samples or runs a t quantile is so large that its number says nothing.
             most = f"{exp(reach):.3f}x" if reach < log(_LARGEST_NOISE) else "any factor"
             message += f", noise up to {most}"
-        return self._check(metric.name, verdict, metric.before, metric.after, message)
+        return metric.name, verdict, metric.before, metric.after, message
 
     def _reach(self, metric: MetricChange) -> float | None:
         """How large a log ratio chance makes, at most: of samples and of the runs' drift.
@@ -301,30 +283,24 @@ class _ArmChecks:
         None where nothing says so: of a single cluster, and of relative times of arms that did not
         take turns, if neither repeats nor several saved runs tell how these drift apart.
         """
-        change = metric.change
-        if change.clusters < 2:
-            return None
+        change, baseline = metric.change, self._baseline
         # In an open loop one arm is served after the other.
-        apart = self.baseline.conditions.workload.get("workload.arrivals") is not None
-        if metric.name in RELATIVE and apart and change.repeats == self.baseline.runs == 1:
+        apart = baseline.conditions.workload.get("workload.arrivals") is not None
+        untold = metric.name in RELATIVE and apart and change.repeats == baseline.runs == 1
+        if change.clusters < 2 or untold:
             return None
         return self._noise(metric.name, change.standard_error, change.freedom)
 
     def _noise(self, name: str, error: float, freedom: float) -> float:
         """Of a standard error of samples, with its degrees of freedom, and of the runs' drift."""
-        within = error**2
-        drift = self._saved.drift.get(name, 0.0) ** 2 * (1 + 1 / self.baseline.runs)
+        runs = self._baseline.runs
+        within, drift = error**2, self._saved.drift.get(name, 0.0) ** 2 * (1 + 1 / runs)
         total = within + drift
         if not total:
             return 0.0
         # Welch's degrees of freedom: of the samples, and of the runs that drift is known from.
-        both = total**2 / (within**2 / freedom + drift**2 / max(1, self.baseline.runs - 1))
-        return float(stats.t.isf(ALPHA / max(1, self.tests), both)) * sqrt(total)
-
-    def _check(
-        self, metric: str, verdict: GateVerdict, before: float, after: float | None, message: str
-    ) -> Check:
-        return Check(self.comparison.after, metric, verdict, before, after, message)
+        both = total**2 / (within**2 / freedom + drift**2 / max(1, runs - 1))
+        return float(stats.t.isf(self._alpha, both)) * sqrt(total)
 
 
 #: Of the JSON document.
@@ -333,24 +309,22 @@ SCHEMA = 1
 _LEVELS = {GateVerdict.REGRESSION: "error", GateVerdict.INCONCLUSIVE: "warning"}
 
 
-def gate_text(result: GateResult) -> str:
+def _text(result: GateResult) -> str:
     """A line for each check that is not ok, and the verdict."""
     lines = [
         f"{check.verdict.upper()} {check.arm} {check.metric}: {check.message}"
         for check in result.checks
-        if check.verdict is not GateVerdict.OK
+        if check.verdict in _LEVELS
     ]
     return "\n".join([*lines, *result.notes, _verdict(result)])
 
 
-def gate_json(result: GateResult) -> str:
-    """All checks on one line."""
-    return json.dumps(
-        {"schema": SCHEMA, "verdict": result.verdict, **asdict(result)}, allow_nan=False
-    )
+def _json(result: GateResult) -> str:
+    values = {"schema": SCHEMA, "verdict": result.verdict, **asdict(result)}
+    return json.dumps(values, allow_nan=False)
 
 
-def gate_annotations(result: GateResult) -> str:
+def _annotations(result: GateResult) -> str:
     """A workflow command for each check that is not ok."""
     return "\n".join(
         annotation(_LEVELS[check.verdict], f"{check.arm} {check.metric}", check.message)
@@ -361,8 +335,7 @@ def gate_annotations(result: GateResult) -> str:
 
 def gate_markdown(result: GateResult) -> str:
     """The verdict, and a table of all checks, the worst first."""
-    order = [*GateVerdict]
-    checks = sorted(result.checks, key=lambda check: order.index(check.verdict))
+    checks = [check for verdict in GateVerdict for check in result.found(verdict)]
     head = ("verdict", "arm", "metric", "baseline and run")
     rows = [(c.verdict, c.arm, c.metric, c.message) for c in checks]
     notes = "".join(f"\n{note}\n" for note in result.notes)
@@ -370,7 +343,7 @@ def gate_markdown(result: GateResult) -> str:
     return f"## {_verdict(result)}\n\n{table}\n{notes}"
 
 
-def gate_junit(result: GateResult) -> str:
+def _junit(result: GateResult) -> str:
     """A test suite with a case for each check; inconclusive ones are skipped."""
     suite = ElementTree.Element(
         "testsuite",
@@ -392,10 +365,10 @@ def gate_junit(result: GateResult) -> str:
 
 #: What goes to stdout, by the name that users give.
 FORMATS: Mapping[str, Callable[[GateResult], str]] = {
-    "text": gate_text,
-    "json": gate_json,
-    "github": gate_annotations,
-    "junit": gate_junit,
+    "text": _text,
+    "json": _json,
+    "github": _annotations,
+    "junit": _junit,
 }
 
 
