@@ -153,9 +153,11 @@ def _scores(run: Run, base: Path) -> None:
     scores = scored.assign(score=scored["score"].astype(float).fillna(0.0))
     spread = scores.groupby("arm")["score"].sem().fillna(0.0)
     labels = tables.figure_labels(run.summary)
-    means = {labels[name]: arm.score.mean for name, arm in run.summary.items()}
-    known = {arm: mean for arm, mean in means.items() if arm in quartiles.index}
-    known = {arm: mean for arm, mean in known.items() if mean is not None}
+    known = {
+        labels[name]: arm.score.mean
+        for name, arm in run.summary.items()
+        if labels[name] in quartiles.index and arm.score.mean is not None
+    }
     if not known:
         return
     with _plot(run, list(known), 4.4, base) as figure:
