@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -312,12 +313,12 @@ def sweep(
     command resumes a sweep that was stopped. The last line of stdout is JSON; see docs/runs.md.
     """
     from picbench.experiments.sweep import (
+        SharedWorkloads,
         check_folder,
         expand,
         plan_sweep,
         print_sweep_plan,
         read_sweep,
-        with_shared_workloads,
     )
     from picbench.run.job import RUNS
     from picbench.run.session import Services
@@ -329,7 +330,7 @@ def sweep(
     folder = Path(output) if output else RUNS / settings.name
     cells = expand(Path(file), settings, folder, offline=offline)
     check_folder(folder)
-    services = with_shared_workloads(cells, services, run=not dry_run)
+    services = replace(services, load=SharedWorkloads(services.load).load)
     planned = list(plan_sweep(cells, services))
     if dry_run:
         print_sweep_plan(planned, sys.stdout)

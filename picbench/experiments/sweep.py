@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TextIO, get_args
+from typing import Annotated, Any, NamedTuple, TextIO, get_args
 
 import pandas as pd
 import yaml
@@ -36,12 +36,8 @@ from picbench.store.writer import MANIFEST
 from picbench.tables.run import arms_frame, arms_table, short_caption, warnings_of
 from picbench.tables.table import NOTHING, Column, Shown, Table, Value
 
-#: What a sweep's folder is recognised by, with its cells and their settings; and its tables.
-SWEEP, CSV, MARKDOWN = "sweep.json", "sweep.csv", "sweep.md"
-
-#: Of earlier runs, the latest that are looked at, and settings that make an arm faster or slower.
-_LATEST = 20
-_DECISIVE = ("model", "dtype", "device", "tensor_parallel", "eager", "concurrency")
+#: What a sweep's folder is recognised by, with its cells and their settings.
+SWEEP = "sweep.json"
 
 #: The state of a cell without a run.
 MISSING = "missing"
@@ -52,15 +48,6 @@ _OF_COMMAND = ("output", "offline")
 #: Settings that are flags which can be repeated: a value is one of them, or a list.
 _SEVERAL = ("algo", "arm")
 
-#: A setting in backticks, with or without a value.
-_FIELD = re.compile(r"`([a-z][a-z0-9_]*)(=[^`]*)?`")
-
-#: Longer names are cut, and end in a hash.
-_LONGEST = 120
-
-#: What stands for characters that shells and other programs read differently.
-_INSTEAD = str.maketrans({",": "+", ":": "_"})
-
 #: Settings that no workload depends on: of engines, of the order of requests, of what is written.
 UNREAD = frozenset(
     {
@@ -70,7 +57,7 @@ UNREAD = frozenset(
     }
 )
 
-#: Prompt tokens that are kept at a time; a token takes about 40 bytes.
+#: Prompt tokens of the workloads that are kept; a token takes about 40 bytes.
 ROOM = 20_000_000
 
 
@@ -83,12 +70,13 @@ class Places:
 
     def put_into(self, text: str) -> str:
         """A message with places instead of settings in backticks, where they are in the file."""
-        return _FIELD.sub(self._place, text)
 
-    def _place(self, found: re.Match[str]) -> str:
-        name, value = found.groups()
-        place = self.settings.get(name, found[0])
-        return f"{place}: {value[1:]}" if value and name in self.settings else place
+        def place(found: re.Match[str]) -> str:
+            name, value = found.groups()
+            known = self.settings.get(name, found[0])
+            return f"{known}: {value[1:]}" if value and name in self.settings else known
+
+        return re.sub(r"`([a-z][a-z0-9_]*)(=[^`]*)?`", place, text)
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -119,27 +107,25 @@ class SweepCell:
         assert self.config.output is not None
         return Path(self.config.output)
 
-    def reason(self, error: PicBenchError) -> str:
-        """An error as the reason why the cell failed, on one line."""
-        return " ".join(self.places.put_into(str(error)).split())
-
 
 def cell_name(settings: Mapping[str, Any], repeat: int) -> str:
     """A name for a folder, the same whatever other cells there are and in whatever order.
 
     Different cells have different names: a value that cannot be written in one is told apart by a
-    hash.
+    hash, and so are names that are cut.
     """
     known = dict(sorted(settings.items()))
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in known.items()}
-    name = ",".join(f"{key}={text.translate(_INSTEAD)}" for key, text in texts.items())
+    # Shells and other programs read commas and colons differently.
+    written = str.maketrans({",": "+", ":": "_"})
+    name = ",".join(f"{key}={text.translate(written)}" for key, text in texts.items())
     if repeat > 1:
         name += f",repeat={repeat}"
     plain = all(re.fullmatch(r"[A-Za-z0-9.,:=-]+", text) for text in texts.values())
-    if plain and len(name) <= _LONGEST:
+    if plain and len(name) <= 120:
         return name
     digest = hashlib.sha256(json.dumps([known, repeat]).encode()).hexdigest()[:8]
-    return f"{re.sub(r'[^A-Za-z0-9.,+=_-]', '-', name)[:_LONGEST]}-{digest}"
+    return f"{re.sub(r'[^A-Za-z0-9.,+=_-]', '-', name)[:120]}-{digest}"
 
 
 class SweepFile(BaseModel):
@@ -230,23 +216,22 @@ def expand(path: Path, sweep: SweepFile, output: Path, *, offline: bool = False)
 
     Raises ConfigError for the first setting that is wrong, with its place in the file.
     """
-    axes = [range(len(values)) for values in sweep.grid.values()]
     cells = []
-    for numbers in itertools.product(*axes):
-        point = dict(zip(sweep.grid, numbers, strict=True))
+    for point in itertools.product(*map(enumerate, sweep.grid.values())):
+        own = dict(zip(sweep.grid, point, strict=True))
         places = {name: f"base.{name}" for name in sweep.base}
-        places |= {name: f"grid.{name}[{number}]" for name, number in point.items()}
-        given = sweep.base | {name: sweep.grid[name][number] for name, number in point.items()}
+        places |= {name: f"grid.{name}[{number}]" for name, (number, _) in own.items()}
+        given = sweep.base | {name: value for name, (_, value) in own.items()}
         values = {name: _setting(name, value) for name, value in given.items()}
         found = Places(path, places)
         with found.named():
             config = parse_config({**values, "offline": offline})
             parse_arms(config.algo, same_engine=config.same_engine)
-            shown = {name: _shown(name, values[name]) for name in point}
+            shown = {name: _shown(name, values[name]) for name in own}
         for repeat in range(1, sweep.repeats + 1):
             name = cell_name(shown, repeat)
-            own = config.model_copy(update={"output": str(output / name)})
-            cells.append(SweepCell(name, shown, repeat, own, found))
+            placed = config.model_copy(update={"output": str(output / name)})
+            cells.append(SweepCell(name, shown, repeat, placed, found))
     return cells
 
 
@@ -268,40 +253,27 @@ def _shown(name: str, value: Any) -> Any:
 
 
 class SharedWorkloads:
-    """Loads workloads for configurations that will ask for them, `uses` in all.
+    """Loads each workload once, as far as there is room to keep it."""
 
-    A workload stays until its last use, as far as there is room; otherwise it is loaded again.
-    """
-
-    def __init__(
-        self,
-        load: Callable[[RunConfig], Workload],
-        uses: Iterable[RunConfig],
-        room: int = ROOM,
-    ) -> None:
+    def __init__(self, load: Callable[[RunConfig], Workload], room: int = ROOM) -> None:
         self._load, self._room = load, room
-        self._left = Counter(map(_read, uses))
         self._kept: dict[str, Workload] = {}
 
     def load(self, config: RunConfig) -> Workload:
         """The workload of a configuration; raises what loading it raises."""
-        key = _read(config)
-        found = self._kept.pop(key, None) or self._load(config)
-        self._left[key] -= 1
-        samples = (s for w in (found, *self._kept.values()) for s in w.samples)
-        if self._left[key] > 0 and sum(sample.prompt_tokens for sample in samples) <= self._room:
+        key = config.model_dump_json(exclude=set(UNREAD))
+        if key not in self._kept:
+            found = self._load(config)
+            tokens = sum(sample.prompt_tokens for sample in found.samples)
+            if tokens > self._room:
+                return found
+            self._room -= tokens
             self._kept[key] = found
-        return found
+        return self._kept[key]
 
 
-def _read(config: RunConfig) -> str:
-    """The settings that a workload depends on."""
-    return config.model_dump_json(exclude=set(UNREAD))
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredWork:
-    """What an arm has done in a cell: prompt tokens of its requests, and its busy seconds."""
+class MeasuredWork(NamedTuple):
+    """What an arm has done: prompt tokens of its requests, and its busy seconds."""
 
     tokens: int
     seconds: float
@@ -312,9 +284,8 @@ class PlannedCell:
     """A checked cell; `requests` and tokens are those of each arm, of all repeats together.
 
     `state` is the status of its run. `output_tokens` are those of replies as long as they may be.
-    `pool` is each arm's, in blocks; `pool_bytes` is that of all arms in the type of the model or
-    the settings, None where the model's configuration does not tell it. `done` has what was
-    measured already, by arm.
+    `pool` is each arm's, in blocks; `pool_bytes` is that of all arms, None where the model's
+    configuration does not tell it. `done` has what was measured already, by arm.
     """
 
     cell: SweepCell
@@ -341,15 +312,7 @@ class PlannedCell:
 
     def tokens_left(self, arm: str) -> int:
         """Prompt tokens that the arm has not been measured with."""
-        known = self.done.get(arm)
-        return max(0, self.prompt_tokens - (known.tokens if known else 0))
-
-
-def with_shared_workloads(cells: Sequence[SweepCell], services: Services, *, run: bool) -> Services:
-    """Services for a sweep that is planned and, if `run`, run: they load a workload once."""
-    left = [cell for cell in cells if run and _measured(cell.path)[0] not in FINAL]
-    uses = [cell.config for cell in (*cells, *left)]
-    return replace(services, load=SharedWorkloads(services.load, uses).load)
+        return max(0, self.prompt_tokens - (self.done[arm].tokens if arm in self.done else 0))
 
 
 def plan_sweep(cells: Sequence[SweepCell], services: Services) -> Iterator[PlannedCell]:
@@ -357,11 +320,11 @@ def plan_sweep(cells: Sequence[SweepCell], services: Services) -> Iterator[Plann
     for cell in cells:
         with cell.places.named():
             job = prepare(cell.config, services.load, services.memory)
-            state, done = _measured(cell.path)
-            requests, prompt, output = _work_of_arm(job)
-            arms = tuple(arm.name for arm in job.arms)
-            bytes_ = pool_bytes(job)
-        yield PlannedCell(cell, state, arms, requests, prompt, output, job.sizes.pool, bytes_, done)
+            run = read_run(cell.path) if (cell.path / MANIFEST).exists() else None
+            counts = (*_work_of_arm(job), job.sizes.pool, pool_bytes(job))
+        state = run.manifest["status"] if run else MISSING
+        done = work_of(run) if run else {}
+        yield PlannedCell(cell, state, tuple(arm.name for arm in job.arms), *counts, done)
 
 
 def _work_of_arm(job: Job) -> tuple[int, int, int]:
@@ -369,13 +332,6 @@ def _work_of_arm(job: Job) -> tuple[int, int, int]:
     samples, times = job.workload.samples, job.config.repeats
     prompt = sum(sample.prompt_tokens for sample in samples)
     return times * len(samples), times * prompt, times * sum(s.max_tokens for s in samples)
-
-
-def _measured(path: Path) -> tuple[str, dict[str, MeasuredWork]]:
-    if not (path / MANIFEST).exists():
-        return MISSING, {}
-    run = read_run(path)
-    return run.manifest["status"], work_of(run)
 
 
 def work_of(run: Run) -> dict[str, MeasuredWork]:
@@ -405,8 +361,8 @@ class TimeEstimate:
     """
 
     def __init__(self, works: Iterable[Mapping[str, MeasuredWork]]) -> None:
-        known = [{arm: w for arm, w in done.items() if w.tokens and w.seconds} for done in works]
-        self._work = [item for done in known for item in done.items()]
+        known = [[(arm, w) for arm, w in done.items() if all(w)] for done in works]
+        self._work = list(itertools.chain.from_iterable(known))
         self.cells = sum(map(bool, known))
 
     def rate(self, arm: str) -> float:
@@ -419,9 +375,7 @@ class TimeEstimate:
         """What is left of a cell; None where nothing was measured."""
         if not self.cells:
             return None
-        if cell.ended:
-            return 0.0
-        return sum(cell.tokens_left(arm) * self.rate(arm) for arm in cell.arms)
+        return sum(cell.tokens_left(arm) * self.rate(arm) for arm in cell.arms if not cell.ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,9 +395,9 @@ class RunEstimate:
 
 
 def estimate_run(job: Job, runs: Path) -> RunEstimate:
-    """Estimate a job from its requests and from the runs below `runs`."""
+    """Estimate a job from its requests and from the latest 20 runs like it below `runs`."""
     _, prompt, output = _work_of_arm(job)
-    found = TimeEstimate(itertools.islice(_alike(job, runs), _LATEST))
+    found = TimeEstimate(itertools.islice(_alike(job, runs), 20))
     seconds = sum(prompt * found.rate(arm.name) for arm in job.arms) if found.cells else None
     arms = len(job.arms)
     return RunEstimate(prompt * arms, output * arms, pool_bytes(job), seconds, found.cells)
@@ -453,6 +407,7 @@ def _alike(job: Job, folder: Path) -> Iterator[Mapping[str, MeasuredWork]]:
     """What arms did in runs that are comparable in speed, the latest first."""
     here: Mapping[str, Any] = provenance.collect()
     config = job.config.model_dump()
+    decisive = ("model", "dtype", "device", "tensor_parallel", "eager", "concurrency")
     for manifest in sorted(folder.glob(f"*/{MANIFEST}"), reverse=True):
         try:
             run = read_run(manifest.parent)
@@ -460,7 +415,7 @@ def _alike(job: Job, folder: Path) -> Iterator[Mapping[str, MeasuredWork]]:
             if (
                 run.manifest["status"] == "complete"
                 and (then["cpu"]["model"], then["gpus"]) == (here["cpu"]["model"], here["gpus"])
-                and all(known[name] == config[name] for name in _DECISIVE)
+                and all(known[name] == config[name] for name in decisive)
             ):
                 yield work_of(run)
         except (PicBenchError, KeyError):  # A run that cannot be read tells nothing.
@@ -482,35 +437,30 @@ def print_sweep_plan(planned: Sequence[PlannedCell], stream: TextIO) -> None:
         *("cell", "state", "requests", "prompt\ntokens", "output\ntokens", "KV blocks"),
         *("KV pools\nMiB", "time left\nmin:s"),
     )
-    table = Table("Cells", [*map(Column, head)], rows)
-    said = "dry run: no engine was started, nothing was written"
-    print_all(stream, said, table, *_plan_notes(planned, estimate))
+    unended = [cell for cell in planned if not cell.ended]
+    asked = sum(cell.requests * len(cell.arms) for cell in unended)
+    open_tokens = sum(cell.tokens_left(arm) for cell in unended for arm in cell.arms)
+    time = "not known before a cell is measured."
+    if estimate.cells:
+        counted = f"{estimate.cells} measured {'cell' if estimate.cells == 1 else 'cells'}"
+        total = minutes(sum(estimate.seconds(cell) or 0.0 for cell in unended))
+        time = (
+            f"{total} in all, by each arm's busy seconds a prompt token in {counted}; starts of "
+            "engines are not in it."
+        )
+    print_all(
+        stream,
+        "dry run: no engine was started, nothing was written",
+        Table("Cells", [*map(Column, head)], rows),
+        f"{len(planned)} cells: {_counted(cell.fate for cell in planned)}; those to run have "
+        f"{asked:,} requests and {open_tokens:,} prompt tokens left",
+        "requests, tokens (output: at most), KV pools: of all arms of a cell.",
+        f"time left: {time}",
+    )
 
 
-def _plan_notes(planned: Sequence[PlannedCell], estimate: TimeEstimate) -> Iterator[str]:
-    states = Counter(cell.fate for cell in planned)
-    counts = ", ".join(f"{count} {state}" for state, count in states.items())
-    open_cells = [cell for cell in planned if not cell.ended]
-    requests = sum(cell.requests * len(cell.arms) for cell in open_cells)
-    tokens = sum(cell.tokens_left(arm) for cell in open_cells for arm in cell.arms)
-    yield (
-        f"{len(planned)} cells: {counts}; those to run have {requests:,} requests, of which "
-        f"{tokens:,} prompt tokens are left"
-    )
-    yield "requests, prompt tokens, output tokens (at most): of all arms of a cell."
-    yield (
-        "KV pools: of all arms of a cell, which are there at the same time, in the type of the "
-        "model or the settings."
-    )
-    if not estimate.cells:
-        yield "time left: not known before a cell is measured."
-        return
-    counted = f"{estimate.cells} measured {'cell' if estimate.cells == 1 else 'cells'}"
-    total = sum(estimate.seconds(cell) or 0.0 for cell in open_cells)
-    yield (
-        f"time left: {minutes(total)} in all, by each arm's busy seconds a prompt token in "
-        f"{counted}; starts of engines are not in it."
-    )
+def _counted(states: Iterable[str]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in Counter(states).items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -611,25 +561,21 @@ class SweepRun:
         way keeps its results.
         """
         for number, plan in enumerate(self._planned, 1):
-            reason = None if plan.ended else self._run(number, plan)
-            result = read_cell(plan.cell, reason)
+            cell, services, reason = plan.cell, self._services, None
+            try:
+                if not plan.ended:
+                    with self._display(plan.requests * len(plan.arms)) as progress:
+                        progress.say(f"cell {number} of {len(self._planned)}: {cell.name}")
+                        job = prepare(cell.config, services.load, services.memory)
+                        execute(job, services.launch, progress)
+                    for line in (services.files or write_run_files)(cell.path):
+                        self._say(f"{cell.name}: {line}")
+            except PicBenchError as error:
+                reason = " ".join(cell.places.put_into(str(error)).split())
+            self._ended[cell.name] = result = read_cell(cell, reason)
             if not result.complete:
-                self._say(f"{plan.cell.name}: {result.status}: {result.reason}")
-            self._ended[plan.cell.name] = result
+                self._say(f"{cell.name}: {result.status}: {result.reason}")
             yield result
-
-    def _run(self, number: int, plan: PlannedCell) -> str | None:
-        """Why a cell failed; None where it ended."""
-        try:
-            with self._display(plan.requests * len(plan.arms)) as progress:
-                progress.say(f"cell {number} of {len(self._planned)}: {plan.cell.name}")
-                job = prepare(plan.cell.config, self._services.load, self._services.memory)
-                execute(job, self._services.launch, progress)
-        except PicBenchError as error:
-            return plan.cell.reason(error)
-        for line in (self._services.files or write_run_files)(plan.cell.path):
-            self._say(f"{plan.cell.name}: {line}")
-        return None
 
 
 def sweep_line(folder: Path, results: Sequence[CellResult], exit_code: int) -> str:
@@ -649,36 +595,29 @@ def sweep_line(folder: Path, results: Sequence[CellResult], exit_code: int) -> s
 
 def write_sweep(name: str, results: Sequence[CellResult], folder: Path) -> None:
     """Write the tables of a sweep's cells; readers find the old ones or the new ones."""
-    write_whole(folder / CSV, sweep_frame(results).to_csv(index=False).encode())
-    write_whole(folder / MARKDOWN, sweep_markdown(name, results).encode())
+    write_whole(folder / "sweep.csv", sweep_frame(results).to_csv(index=False).encode())
+    write_whole(folder / "sweep.md", sweep_markdown(name, results).encode())
 
 
 def sweep_markdown(name: str, results: Sequence[CellResult]) -> str:
     """What the cells differ in and the columns of a run's table; then what is not complete."""
     measured = [result.run for result in results if result.run and result.arms]
-    states = Counter(result.status for result in results)
-    counts = ", ".join(f"{count} {status}" for status, count in states.items())
     axes = [*results[0].cell.settings]
     if any(result.cell.repeat > 1 for result in results):
         axes.append("repeat")
-    rows = [
-        ([*(_at(result.cell, axis) for axis in axes), label], result.arms[name])
-        for result in results
-        for name, label in labels_of(result.arms).items()
-    ]
+    rows = []
+    for result in results:
+        known = {**result.cell.settings, "repeat": result.cell.repeat}
+        at = [NOTHING if known[axis] is None else str(known[axis]) for axis in axes]
+        rows += [([*at, label], result.arms[arm]) for arm, label in labels_of(result.arms).items()]
     blocks = [
-        f"Sweep {name}: {len(results)} cells, {counts}.",
+        f"Sweep {name}: {len(results)} cells, {_counted(result.status for result in results)}.",
         *dict.fromkeys(map(short_caption, measured)),
         arms_table(rows, [*axes, "arm"]).markdown(right=len(axes) + 1, plain=True),
         *(f"{r.cell.name}: {r.status}: {r.reason}" for r in results if not r.complete),
         *warnings_of(measured),
     ]
     return "\n\n".join(blocks) + "\n"
-
-
-def _at(cell: SweepCell, axis: str) -> str:
-    value = cell.repeat if axis == "repeat" else cell.settings[axis]
-    return NOTHING if value is None else str(value)
 
 
 def sweep_frame(results: Sequence[CellResult]) -> pd.DataFrame:
@@ -696,9 +635,7 @@ def sweep_frame(results: Sequence[CellResult]) -> pd.DataFrame:
             "status": result.status,
             "reason": result.reason,
         }
-        if result.run is None or not result.arms:
-            rows.append({**head, "arm": None})
-            continue
-        for row in arms_frame(result.run).to_dict("records"):
-            rows.append({**head, **{str(name): value for name, value in row.items()}})
+        measured = result.run if result.arms else None
+        arms = arms_frame(measured).to_dict("records") if measured else [{"arm": None}]
+        rows += [{**head, **{str(name): value for name, value in arm.items()}} for arm in arms]
     return pd.DataFrame(rows).convert_dtypes()

@@ -282,23 +282,16 @@ def config(**settings: Any) -> RunConfig:
 
 def test_cells_with_the_same_requests_load_them_once(harness: SweepHarness) -> None:
     cells = [config(kv_blocks=40, output="a"), config(kv_blocks=60, output="b"), config(limit=2)]
-    shared = SharedWorkloads(harness.load, [*cells, *cells])
+    shared = SharedWorkloads(harness.load)
     found = [shared.load(cell) for cell in (*cells, *cells)]
     assert harness.loads == 2
     assert found[0] is found[1] is found[3] is found[4]
     assert [len(workload.samples) for workload in found[:3]] == [6, 6, 2]
 
 
-def test_a_workload_is_let_go_after_its_last_use(harness: SweepHarness) -> None:
-    shared = SharedWorkloads(harness.load, [config()] * 2)
-    for _ in range(3):
-        shared.load(config())
-    assert harness.loads == 2
-
-
 def test_what_there_is_no_room_for_is_loaded_again(harness: SweepHarness) -> None:
     small, large = config(limit=1), config(limit=6)
-    shared = SharedWorkloads(harness.load, [small, large] * 2, room=3 * 36)
+    shared = SharedWorkloads(harness.load, room=3 * 36)
     for cell in (small, large, small, large):
         shared.load(cell)
     assert harness.loads == 3
