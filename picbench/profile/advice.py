@@ -1,7 +1,7 @@
 """Is PIC worth it for this trace? One line, and why."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from math import isinf
@@ -44,11 +44,20 @@ def advise(profile: TraceProfile, predicted: Mapping[str, ArmPrediction]) -> Adv
     compared. Outside of the grid times decide nothing that computed tokens do not say as well.
     Accuracy is not part of it.
     """
-    linked = [arm for arm in profile.arms if links_chunks(arm.algorithm) and _offered(arm)]
     plain = [arm for arm in profile.arms if not links_chunks(arm.algorithm)]
+    # Private copies are counted from a tier that never forgets, which no pool pays for.
+    linked = [
+        arm
+        for arm in profile.arms
+        if links_chunks(arm.algorithm)
+        and arm.algorithm.name != _BOUND
+        and not getattr(arm.algorithm, "private", False)
+    ]
     if not linked or not plain:
         return Advice(Worth.UNKNOWN, None, "unknown: an arm with chunks and one without are needed")
-    ours = _best(linked, predicted)
+    least = min(_cost(arm, predicted) for arm in linked)
+    good = [arm for arm in linked if _cost(arm, predicted) <= least * (1 + MARGIN)]
+    ours = min(good, key=lambda arm: (arm.algorithm.name != "mepic", _cost(arm, predicted)))
     theirs = min(plain, key=lambda arm: _cost(arm, predicted))
     worst = max(linked + plain, key=lambda arm: arm.counted.refused)
     if worst.counted.refused:
@@ -58,20 +67,22 @@ def advise(profile: TraceProfile, predicted: Mapping[str, ArmPrediction]) -> Adv
             f"{worst.algorithm.spec} (raise --pool)"
         )
         return Advice(Worth.UNKNOWN, None, line)
+    mine, other = ours.algorithm.spec, theirs.algorithm.spec
     ratio = _ratio(ours, theirs, predicted)
     figure = "seconds of the engine a request" if predicted else "computed tokens"
     worth = _verdict(ratio)
-    named = (ours.algorithm.spec, theirs.algorithm.spec)
-    if any(not predicted[name].inside for name in named if name in predicted):
+    if any(not predicted[name].inside for name in (mine, other) if name in predicted):
         tokens = _ratio(ours, theirs, {})
         figure += f" (extrapolated, outside of the measured grid) and {tokens:.2f} of its tokens"
         worth = worth if _verdict(tokens) is worth else Worth.UNKNOWN
-    arm = {Worth.YES: named[0], Worth.UNKNOWN: None}.get(worth, named[1])
-    line = (
-        f"{_word(worth, *named)}. {named[0]} takes {ratio:.2f} of {named[1]}'s {figure}; "
-        f"{_why(profile, ours, theirs)}."
-    )
-    return Advice(worth, arm, line)
+    taken, words = {
+        Worth.YES: (mine, f"PIC is worth it: {mine}"),
+        Worth.NO: (other, f"PIC is not worth it, it loses: stay with {other}"),
+        Worth.EQUAL: (other, f"PIC makes no difference: stay with {other}"),
+        Worth.UNKNOWN: (None, "unknown, measure it"),
+    }[worth]
+    why = _why(profile, ours, theirs)
+    return Advice(worth, taken, f"{words}. {mine} takes {ratio:.2f} of {other}'s {figure}; {why}.")
 
 
 def _ratio(ours: ArmProfile, theirs: ArmProfile, predicted: Mapping[str, ArmPrediction]) -> float:
@@ -82,28 +93,6 @@ def _verdict(ratio: float) -> Worth:
     if ratio < 1 - MARGIN:
         return Worth.YES
     return Worth.NO if ratio > 1 + MARGIN else Worth.EQUAL
-
-
-def _word(worth: Worth, ours: str, theirs: str) -> str:
-    words = {
-        Worth.YES: f"PIC is worth it: {ours}",
-        Worth.NO: f"PIC is not worth it, it loses: stay with {theirs}",
-        Worth.EQUAL: f"PIC makes no difference: stay with {theirs}",
-        Worth.UNKNOWN: "unknown, measure it",
-    }
-    return words[worth]
-
-
-def _best(arms: Sequence[ArmProfile], predicted: Mapping[str, ArmPrediction]) -> ArmProfile:
-    """The arm of the least cost; mepic, where it is as good as that."""
-    least = min(_cost(arm, predicted) for arm in arms)
-    good = [arm for arm in arms if _cost(arm, predicted) <= least * (1 + MARGIN)]
-    return min(good, key=lambda arm: (arm.algorithm.name != "mepic", _cost(arm, predicted)))
-
-
-def _offered(arm: ArmProfile) -> bool:
-    # Private copies are counted from a tier that never forgets, which no pool pays for.
-    return arm.algorithm.name != _BOUND and not getattr(arm.algorithm, "private", False)
 
 
 def _cost(arm: ArmProfile, predicted: Mapping[str, ArmPrediction]) -> float:
@@ -131,9 +120,6 @@ def _why(profile: TraceProfile, ours: ArmProfile, theirs: ArmProfile) -> str:
 #: What every output says.
 SIMULATED = "simulation: no model was run"
 
-#: A column: its heading, and an arm's text in it.
-_Shown = tuple[str, Callable[[ArmProfile], str]]
-
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
@@ -148,9 +134,30 @@ class ProfileReport:
     @property
     def table(self) -> Table:
         """A row for each arm."""
-        columns = list(self._columns())
-        rows = [[text(arm) for _, text in columns] for arm in self.profile.arms]
-        return Table(self.profile.name, [Column(heading) for heading, _ in columns], rows)
+        columns: dict[str, list[str]] = {
+            "arm": [arm.algorithm.spec for arm in self.profile.arms],
+            "saved": [f"{arm.unbounded.saved:z.1%}" for arm in self.profile.arms],
+        }
+        counted = [arm.counted for arm in self.profile.arms]
+        columns["computed a request"] = [
+            f"{one.computed / one.requests:,.0f}" if one.requests else NOTHING for one in counted
+        ]
+        if self.profile.pool:
+            name = f"saved, pool of {self.profile.pool:,}"
+            columns[name] = [f"{one.saved:z.1%}" for one in counted]
+            columns["evicted blocks"] = [f"{one.evicted_blocks:,}" for one in counted]
+            columns["refused"] = [f"{one.refused:,}" for one in counted]
+        if self.predicted:
+            found = [self.predicted[name] for name in columns["arm"]]
+            columns["TTFT, ms"] = [_ranged(f.ttft_s, f.ttft_s_range, _ms) for f in found]
+            columns["requests/s"] = [
+                _ranged(f.requests_s, f.requests_s_range, "{:,.2f}".format) for f in found
+            ]
+            columns["KV, GiB"] = [f"{f.kv_gib:.2f}" for f in found]
+        if self._queues:
+            columns["TTFT at its rate, ms"] = [_ranged(f.loaded_ttft_s, None, _ms) for f in found]
+        rows = list(zip(*columns.values(), strict=True))
+        return Table(self.profile.name, [Column(heading) for heading in columns], rows)
 
     def lines(self) -> Iterator[str]:
         """What stands above the table."""
@@ -214,45 +221,17 @@ class ProfileReport:
     def _queues(self) -> bool:
         return bool(self.predicted and self.profile.traffic.rate)
 
-    def _columns(self) -> Iterator[_Shown]:
-        yield "arm", lambda arm: arm.algorithm.spec
-        yield "saved", lambda arm: f"{arm.unbounded.saved:z.1%}"
-        yield "computed a request", _computed
-        if self.profile.pool:
-            yield f"saved, pool of {self.profile.pool:,}", lambda arm: f"{arm.counted.saved:z.1%}"
-            yield "evicted blocks", lambda arm: f"{arm.counted.evicted_blocks:,}"
-            yield "refused", lambda arm: f"{arm.counted.refused:,}"
-        if self.predicted:
-            yield "TTFT, ms", self._shown(lambda f: _ms(f.ttft_s) + _range(f.ttft_s_range, _ms))
-            yield (
-                "requests/s",
-                self._shown(lambda f: _number(f.requests_s) + _range(f.requests_s_range, _number)),
-            )
-            yield "KV, GiB", self._shown(lambda f: f"{f.kv_gib:.2f}")
-        if self._queues:
-            yield "TTFT at its rate, ms", self._shown(lambda f: _ms(f.loaded_ttft_s))
 
-    def _shown(self, text: Callable[[ArmPrediction], str]) -> Callable[[ArmProfile], str]:
-        return lambda arm: text(self.predicted[arm.algorithm.spec])
-
-
-def _computed(arm: ArmProfile) -> str:
-    counted = arm.counted
-    return f"{counted.computed / counted.requests:,.0f}" if counted.requests else NOTHING
-
-
-def _range(found: tuple[float, float] | None, cell: Callable[[float], str]) -> str:
-    return f" ({cell(found[0])}-{cell(found[1])})" if found else ""
-
-
-def _ms(seconds: float | None) -> str:
-    if seconds is None:
+def _ranged(
+    value: float | None, ends: tuple[float, float] | None, text: Callable[[float], str]
+) -> str:
+    if value is None:
         return NOTHING
+    return text(value) + (f" ({text(ends[0])}-{text(ends[1])})" if ends else "")
+
+
+def _ms(seconds: float) -> str:
     return "overloaded" if isinf(seconds) else f"{seconds * 1e3:,.1f}"
-
-
-def _number(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:,.2f}"
 
 
 def as_markdown(report: ProfileReport) -> str:
@@ -263,17 +242,14 @@ def as_markdown(report: ProfileReport) -> str:
 
 def as_text(report: ProfileReport) -> str:
     """The report for a terminal."""
-    table = report.table
-    first, *others = zip(table.head, *table.texts(), strict=True)
-    columns = [_padded(first, str.ljust), *(_padded(column, str.rjust) for column in others)]
-    lines = ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
+    columns = list(zip(report.table.head, *report.table.texts(), strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for first, *others in zip(*columns, strict=True):
+        right = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))
+        lines.append("  ".join((first.ljust(widths[0]), *right)).rstrip())
     blocks = (report.lines(), lines, [report.legend()], report.grid_lines(), [report.advice.line])
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
-
-
-def _padded(column: Sequence[str], pad: Callable[[str, int], str]) -> list[str]:
-    width = max(map(len, column))
-    return [pad(text, width) for text in column]
 
 
 def as_json(report: ProfileReport) -> str:

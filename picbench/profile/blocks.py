@@ -6,7 +6,7 @@ chunk is a `Canonical` whose pages are runs, so that the project's own chunk sto
 """
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -113,21 +113,20 @@ class PoolTooSmallError(Exception):
     """A request needs more blocks than are without references."""
 
 
+@dataclass(eq=False, slots=True)
 class HeldRun:
     """Blocks of one run that are in the pool; `refs` requests reference them."""
 
-    __slots__ = ("blocks", "key", "refs")
-
-    def __init__(self, key: Hashable, blocks: int) -> None:
-        self.key = key
-        self.blocks = blocks
-        self.refs = 1
+    key: Hashable
+    blocks: int
+    refs: int = 1
 
 
 class SimulatedPool:
     """A pool of `usable` blocks, as an engine and a chunk store use it (`PagePool`).
 
     `evicted` is called with each run that loses blocks to others; `evictions` counts these blocks.
+    `keyed` are idle blocks that hold KV.
     """
 
     def __init__(self, usable: int) -> None:
@@ -136,13 +135,8 @@ class SimulatedPool:
         self.evictions = 0
         self._free = usable
         self._idle: dict[HeldRun, None] = {}
-        self._idle_blocks = 0
+        self.keyed = 0
         self._cached: dict[Hashable, list[HeldRun]] = {}
-
-    @property
-    def keyed(self) -> int:
-        """Idle blocks that hold KV."""
-        return self._idle_blocks
 
     def find(self, key: Hashable) -> HeldRun | None:
         """The oldest run with this key."""
@@ -153,17 +147,17 @@ class SimulatedPool:
         """Reference a run."""
         if not run.refs:
             del self._idle[run]
-            self._idle_blocks -= run.blocks
+            self.keyed -= run.blocks
         run.refs += 1
 
     def allocate(self, blocks: int) -> None:
         """Take blocks: empty ones first, then the least recently used. Raises PoolTooSmallError."""
-        if blocks > self._free + self._idle_blocks:
+        if blocks > self._free + self.keyed:
             raise PoolTooSmallError
         taken = min(blocks, self._free)
         self._free -= taken
         short = blocks - taken
-        self._idle_blocks -= short
+        self.keyed -= short
         self.evictions += short
         lost: list[HeldRun] = []
         while short:
@@ -191,14 +185,6 @@ class SimulatedPool:
         """Free blocks without a key."""
         self._free += blocks
 
-    def free(self, runs: Iterable[HeldRun]) -> None:
-        """Drop references; the first run is evicted first."""
-        for run in runs:
-            run.refs -= 1
-            if not run.refs:
-                self._idle[run] = None
-                self._idle_blocks += run.blocks
-
     def is_last(self, run: HeldRun) -> bool:
         """Whether no other run has its key."""
         return len(self._cached.get(run.key, ())) < 2
@@ -218,18 +204,20 @@ class SimulatedPool:
 
     def refresh(self, keys: Iterable[bytes]) -> None:
         """Make idle pages the last to be evicted."""
-        for run in self._idle_runs(keys):
-            del self._idle[run]
-            self._idle[run] = None
+        for run in map(self.find, keys):
+            if run is not None and run in self._idle:
+                del self._idle[run]
+                self._idle[run] = None
 
     def discard(self, keys: Iterable[bytes]) -> None:
         """Forget idle pages; their blocks are the next to be taken."""
-        for run in self._idle_runs(keys):
-            del self._idle[run]
-            self._idle_blocks -= run.blocks
-            self._free += run.blocks
-            self.evictions += run.blocks
-            self._forget(run)
+        for run in map(self.find, keys):
+            if run is not None and run in self._idle:
+                del self._idle[run]
+                self.keyed -= run.blocks
+                self._free += run.blocks
+                self.evictions += run.blocks
+                self._forget(run)
 
     def hold(self, key: bytes) -> HeldRun | None:
         """Reference a page; None if it is not in the pool."""
@@ -240,12 +228,11 @@ class SimulatedPool:
 
     def release(self, blocks: Sequence[HeldRun]) -> None:
         """Drop references; the last run of the list is evicted first."""
-        self.free(reversed(blocks))
-
-    def _idle_runs(self, keys: Iterable[bytes]) -> Iterator[HeldRun]:
-        for run in map(self.find, keys):
-            if run is not None and run in self._idle:
-                yield run
+        for run in reversed(blocks):
+            run.refs -= 1
+            if not run.refs:
+                self._idle[run] = None
+                self.keyed += run.blocks
 
     def _forget(self, run: HeldRun) -> None:
         found = self._cached.get(run.key, [])
@@ -268,13 +255,8 @@ class ChunkUse:
 
     @property
     def mapped(self) -> int:
-        """Blocks that the request maps or copies."""
+        """Blocks that the request maps or copies; only compiling the chunk needs all others."""
         return sum(self.blocks[index] for index in self.canonical.used)
-
-    @property
-    def unmapped(self) -> int:
-        """Blocks that only compiling the chunk needs."""
-        return sum(self.blocks) - self.mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +297,7 @@ class ChunkPlanner:
         self._algorithm = algorithm
         self._keys = keys
         self._private = bool(getattr(algorithm, "private", False))
-        self._uses: dict[tuple[object, int, bool], ChunkUse] = {}
+        self._uses: dict[tuple[int, int, bool], ChunkUse] = {}
 
     def plan(
         self, segments: Sequence[TraceSegment], reply: TraceSegment | None = None
@@ -350,46 +332,38 @@ class ChunkPlanner:
         return ChunkPlan(tuple(uses), self._keys.runs(slices), computed, private)
 
     def _use(self, segment: TraceSegment, linked: int, *, ends: bool) -> ChunkUse:
-        identity = segment.content if segment.content is not None else self._keys.unique()
-        name = identity, linked, ends
+        content = segment.content
+        name = (content if content is not None else self._keys.unique()), linked, ends
         found = self._uses.get(name)
         if found is None:
+            found = self._make(segment, name[0], linked, ends=ends)
             if len(self._uses) >= _KEPT:
                 self._uses.clear()
-            found = self._make(segment, identity, linked, ends=ends)
-            if segment.content is not None:
+            if content is not None:
                 self._uses[name] = found
         return found
 
     def _make(self, segment: TraceSegment, identity: int, linked: int, *, ends: bool) -> ChunkUse:
-        total = blocks_of(segment.length)
+        length, total = segment.length, blocks_of(segment.length)
         if self._keys.exact:
             blocks: tuple[int, ...] = (1,) * total
             names = _page_names(_known_tokens(segment))
         else:
-            cut = len(self._algorithm.plan_chunk(1, segment.length).linked) // BLOCK_SIZE
+            cut = len(self._algorithm.plan_chunk(1, length).linked) // BLOCK_SIZE
             # A last page of one token is not mapped where the prompt ends with it.
-            last = int(segment.length % BLOCK_SIZE == 1 and total > cut)
+            last = int(length % BLOCK_SIZE == 1 and total > cut)
             blocks = tuple(n for n in (cut, total - cut - last, last) if n)
             names = [_digest(repr((identity, number)).encode()) for number in range(len(blocks))]
-        used = tuple(_used(blocks, segment.length, linked, ends=ends))
+        # Pages are mapped that hold a token which is neither linked nor the last of a prompt.
+        used, begin = [], 0
+        for index, count in enumerate(blocks):
+            end = min(begin + count * BLOCK_SIZE, length)
+            if end - max(begin, linked) - (ends and end == length) > 0:
+                used.append(index)
+            begin = end
         pages = tuple(Page((), (), (), name, canonical=True) for name in names)
-        canonical = Canonical.of(AnchorText((), BLOCK_SIZE, ""), pages, used)
-        return ChunkUse(canonical, blocks, segment.length)
-
-
-def _used(blocks: Sequence[int], length: int, linked: int, *, ends: bool) -> list[int]:
-    """Indices of the pages, which are runs of blocks, that hold a token which is mapped.
-
-    Linked tokens are not, nor the last one where the prompt `ends` with the chunk.
-    """
-    found, begin = [], 0
-    for index, count in enumerate(blocks):
-        end = min(begin + count * BLOCK_SIZE, length)
-        if end - max(begin, linked) - (ends and end == length) > 0:
-            found.append(index)
-        begin = end
-    return found
+        canonical = Canonical.of(AnchorText((), BLOCK_SIZE, ""), pages, tuple(used))
+        return ChunkUse(canonical, blocks, length)
 
 
 def _known_tokens(segment: TraceSegment) -> bytes:

@@ -6,7 +6,7 @@ seed.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -133,13 +133,19 @@ class GridFacts:
 
     def graphs(self) -> str:
         """The sizes of graphs in words: by arm, where they differ."""
-        if not self._on_gpu or (self.graph_tokens and not any(self.graph_tokens.values())):
+        tokens = self.graph_tokens
+        if not self._on_gpu or (tokens and not any(tokens.values())):
             return "no CUDA graphs"
-        if self.graph_tokens is None:
+        if tokens is None:
             return (
                 f"CUDA graphs whose size its file does not say ({_UNRECORDED} tokens, or 512 later)"
             )
-        return f"CUDA graphs of up to {' and '.join(_sizes(self.graph_tokens))} tokens"
+        found = []
+        for size in sorted(set(tokens.values())):
+            arms = [arm for arm, own in tokens.items() if own == size]
+            only = "" if len(arms) == len(tokens) else f" ({', '.join(arms)})"
+            found.append(f"{size:,}{only}")
+        return f"CUDA graphs of up to {' and '.join(found)} tokens"
 
     def same_graphs(self, other: "GridFacts") -> bool:
         """Whether the arms that two grids have in common had graphs of the same sizes."""
@@ -168,12 +174,6 @@ class GridFacts:
 def links_chunks(algorithm: Algorithm) -> bool:
     """Whether an algorithm maps chunks."""
     return algorithm.reuse is Reuse.CHUNKS
-
-
-def _sizes(tokens: Mapping[str, int]) -> Iterator[str]:
-    for size in sorted(set(tokens.values())):
-        arms = [arm for arm, own in tokens.items() if own == size]
-        yield f"{size:,}" + ("" if len(arms) == len(tokens) else f" ({', '.join(arms)})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +244,9 @@ def choose_grid(name: str | None) -> MeasuredGrid | None:
     CPU's has to be named. Raises ConfigError for what is no grid.
     """
     known = packaged_grids()
-    if name == "none":
-        return None
     if name is None:
-        chosen = [stem for stem in known if not stem.startswith("cpu")]
-        return read_grid(known[chosen[-1]]) if chosen else None
-    return read_grid(known.get(name, Path(name)))
+        name = next((stem for stem in reversed(known) if not stem.startswith("cpu")), "none")
+    return None if name == "none" else read_grid(known.get(name, Path(name)))
 
 
 def choose_calibration(path: str | None, grid: MeasuredGrid | None) -> MeasuredGrid | None:
@@ -257,10 +254,8 @@ def choose_calibration(path: str | None, grid: MeasuredGrid | None) -> MeasuredG
 
     Raises ConfigError for what is no grid, and without a grid that it could calibrate.
     """
-    if path is None:
-        return None
-    if grid is None:
+    if path is not None and grid is None:
         raise ConfigError(
             f"`calibration` {path}: there is no grid to calibrate", hint="name one with `grid`"
         )
-    return read_grid(Path(path), "calibration")
+    return read_grid(Path(path), "calibration") if path is not None else None

@@ -43,14 +43,13 @@ from picbench.statistics.intervals import order_interval
 #: How many different observations more than costs are needed at least.
 _SPARE = 2
 
-#: Huber's constant: errors beyond so many of their usual size count less.
-_USUAL = 1.345
+#: Huber's constant: errors beyond so many of their usual size count less. Relative errors below the
+#: least are never unusual, and weights are made anew so often.
+_USUAL, _LEAST, _ROUNDS = 1.345, 0.01, 20
 
-#: Relative errors below this one are never unusual, and how often weights are made anew.
-_LEAST, _ROUNDS = 0.01, 20
-
-#: The share of cells that a range covers.
+#: The share of cells that a range covers, and its ends.
 COVERED = 0.9
+_EDGES = ((1 - COVERED) / 2, (1 + COVERED) / 2)
 
 #: Cells that are about as large: their share of all, and how many a range needs at least. A median
 #: does with fewer, so that it is of one size in a calibration of minutes as well.
@@ -110,16 +109,9 @@ def fit(observations: Sequence[Observation]) -> CostModel | None:
     matrix = np.array([observation.counts for observation in observations]) / values[:, None]
     scale = matrix.max(axis=0)
     scale[scale == 0] = 1.0
-    costs = _robust(matrix / scale) / scale
-    sizes = np.array([observation.sizes for observation in observations])
-    low, high = sizes.min(axis=0), sizes.max(axis=0)
-    return CostModel(*(tuple(map(float, numbers)) for numbers in (costs, low, high)))
-
-
-def _robust(matrix: _Array) -> _Array:
-    """Costs that make each row 1, except rows that no costs of the others make nearly so."""
-    weights = np.ones(len(matrix))
-    costs: _Array = np.zeros(matrix.shape[1])
+    matrix /= scale
+    # Costs that make each row 1, except rows that no costs of the others make nearly so.
+    weights, costs = np.ones(len(matrix)), np.zeros(matrix.shape[1])
     for _ in range(_ROUNDS):
         before = costs
         costs, _ = nnls(matrix * weights[:, None], weights)
@@ -128,7 +120,9 @@ def _robust(matrix: _Array) -> _Array:
         weights = np.sqrt(usual / np.maximum(errors, usual))
         if np.allclose(costs, before, rtol=1e-6, atol=0):
             break
-    return costs
+    sizes = np.array([observation.sizes for observation in observations])
+    found = (costs / scale, sizes.min(axis=0), sizes.max(axis=0))
+    return CostModel(*(tuple(map(float, numbers)) for numbers in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +180,7 @@ class CellSpread:
 
     def around(self, value: float, computed: float) -> tuple[float, float]:
         """Where a single measurement of a fitted `value` would be, for so many tokens."""
-        edges = ((1 - COVERED) / 2, (1 + COVERED) / 2)
-        low, high = np.quantile(self._nearest(computed, _FEWEST), edges)
+        low, high = np.quantile(self._nearest(computed, _FEWEST), _EDGES)
         return float(value * low), float(value * high)
 
     def around_median(
@@ -302,20 +295,19 @@ class _ArmKind:
         self.graphs = grid.facts.captured(linked=linked)
         self.ttft = fit(list(self.first_tokens()))
         self.seconds = fit(list(self.loops()))
-        alone, bursts = [], []
-        for point, cell in ((p, cell) for p, cells in self._observed(measured) for cell in cells):
-            fitted = self.predict(point, cell)
-            if point.load == ALONE and fitted.ttft_s:
-                alone.append((_first(cell), cell.ttft_s / fitted.ttft_s))
-            if fitted.requests_s:
-                bursts.append((cell.computed, cell.requests_s / fitted.requests_s))
+        alone, bursts, tails = [], [], []
+        for point, cells in self._observed(measured):
+            for cell in cells:
+                fitted = self.predict(point, cell)
+                if point.load == ALONE and fitted.ttft_s:
+                    alone.append((_first(cell), cell.ttft_s / fitted.ttft_s))
+                if fitted.requests_s:
+                    bursts.append((cell.computed, cell.requests_s / fitted.requests_s))
+            for cell in _quiet_cells(cells) if point.load == ALONE else ():
+                if cell.middle and alike(cell.computed, cell.middle[0]):
+                    tails.append((cell.middle[0], cell.ttft_p95_s / cell.ttft_s))
         self.alone, self.bursts = CellSpread.of(alone), CellSpread.of(bursts)
-        self.tails = CellSpread.of(
-            (cell.middle[0], cell.ttft_p95_s / cell.ttft_s)
-            for point, cells in self._observed(measured)
-            for cell in _quiet_cells(cells)
-            if point.load == ALONE and cell.middle and alike(cell.computed, cell.middle[0])
-        )
+        self.tails = CellSpread.of(tails)
 
     def predict(self, point: GridPoint, cell: ArmCell) -> CellPrediction:
         """The fitted times of a cell, of what it computed."""
@@ -367,10 +359,11 @@ class _ArmKind:
             prompt=fmean(arm.prompt for arm in arms),
             computed=fmean(arm.computed for arm in arms),
             compiled=fmean(arm.compiled or 0.0 for arm in arms),
-            chunks=point.chunks,
+            # Chunks are text to arms that do not map them.
+            chunks=point.chunks if self._linked else 0.0,
             chunk_tokens=point.chunk_tokens,
             output=fmean(arm.output for arm in arms),
-        ).of_kind(linked=self._linked)
+        )
 
     def _observed(self, measured: MeasuredGrid) -> Iterator[tuple[GridPoint, list[ArmCell]]]:
         """Each point of a closed loop, and the repeats of each arm of the kind in it."""
@@ -403,14 +396,28 @@ class GridPredictor:
     ) -> None:
         self.grid, self.calibration = grid, calibration
         self._block_bytes = block_bytes or grid.facts.block_bytes
-        self._registry = Registry()
-        measured = calibration or grid
-        self._kinds = {
-            linked: _ArmKind(grid, measured, self._arms(linked=linked), linked=linked)
-            for linked in (False, True)
-        }
+        parse, measured = Registry().parse, calibration or grid
+        self._kinds = {}
+        for linked in (False, True):
+            known = {*grid.arms, *measured.arms}
+            arms = {arm for arm in known if links_chunks(parse(arm)) is linked}
+            self._kinds[linked] = _ArmKind(grid, measured, arms, linked=linked)
         if calibration is not None:
-            _require_like(grid, calibration, self._kinds.values())
+            self._check(calibration)
+
+    def _check(self, calibration: MeasuredGrid) -> None:
+        for name in ("model", "dtype", "running", "step_tokens"):
+            there, here = getattr(self.grid.facts, name), getattr(calibration.facts, name)
+            if there != here:
+                raise ConfigError(
+                    f"`calibration`: its {name} is {here}, the grid's is {there}",
+                    hint="measure the same grid, or name another `grid`",
+                )
+        if any(kind.alone is None or kind.bursts is None for kind in self._kinds.values()):
+            raise ConfigError(
+                "`calibration`: too few cells, it needs 20 of each load for arms that map chunks",
+                hint="measure more of the grid there",
+            )
 
     @property
     def warning(self) -> str | None:
@@ -424,35 +431,37 @@ class GridPredictor:
         links = links_chunks(arm.algorithm)
         linked = links and profile.traffic.chunks > 0
         kind, graphs = self._kinds[linked], self._kinds[links].graphs
-        sizes = [size.of_kind(linked=linked) for size in arm.sizes]
+        sizes = [size if linked else size._replace(chunks=0.0) for size in arm.sizes]
         kv_gib = arm.peak_blocks * self._block_bytes / 2**30
         if not sizes:
             return ArmPrediction(None, None, None, kv_gib, False)
         computed, mean = [size.computed for size in sizes], mean_size(sizes)
         slow, longer = self._slowness(kind, median(computed), mean.computed)
-        first = first_range = each = rate_range = None
+        first = first_range = rate = rate_range = loaded = None
         if kind.ttft:
             times = [kind.ttft.predict(size.first_token(graphs)) for size in sizes]
             first = scattered_median(times, deviations(kind.tails, computed)) * slow
             first_range = kind.alone.around_median(times, computed) if kind.alone else None
         if kind.seconds:
-            fitted = _each(sizes, arm.loop, kind.seconds)
+            # Seconds of the engine for each request; those of steps are the same for each.
+            none = (0.0,) * len(arm.loop.step_costs())
+            own = [kind.seconds.predict((*size.prefill(), *none)) for size in sizes]
+            steps = (*(0.0 for _ in arm.loop.prefill), *arm.loop.step_costs())
+            share = kind.seconds.predict(steps) / len(own)
+            fitted = [seconds + share for seconds in own]
             each = [seconds * longer for seconds in fitted]
-            bursts, rate = kind.bursts, 1 / fmean(fitted)
-            rate_range = bursts.around(rate, mean.computed) if bursts else None
+            rate = 1 / fmean(each)
+            if kind.bursts:
+                rate_range = kind.bursts.around(1 / fmean(fitted), mean.computed)
+            if first is not None and profile.traffic.rate is not None:
+                loaded = first + _wait(each, profile.traffic.rate)
         return ArmPrediction(
-            ttft_s=first,
-            requests_s=1 / fmean(each) if each else None,
-            loaded_ttft_s=_loaded(first, each, profile.traffic.rate),
-            kv_gib=kv_gib,
-            inside=kind.covers(mean),
-            ttft_s_range=first_range,
-            requests_s_range=rate_range,
+            first, rate, loaded, kv_gib, kind.covers(mean), first_range, rate_range
         )
 
     def predict_cell(self, arm: str, point: GridPoint, cell: ArmCell) -> CellPrediction:
         """The times of a cell that an arm has served, from what it computed there."""
-        kind = self._kinds[self._links(arm)]
+        kind = self._kinds[links_chunks(Registry().parse(arm))]
         found = kind.predict(point, cell)
         slow, longer = self._slowness(kind, _first(cell), cell.computed)
         return CellPrediction(
@@ -468,14 +477,6 @@ class GridPredictor:
             leave_one_out([list(kind.loops()) for kind in kinds]),
         )
 
-    def _links(self, arm: str) -> bool:
-        return links_chunks(self._registry.parse(arm))
-
-    def _arms(self, *, linked: bool) -> list[str]:
-        """The measured arms of a kind."""
-        found = (*self.grid.arms, *(self.calibration.arms if self.calibration else ()))
-        return [arm for arm in dict.fromkeys(found) if self._links(arm) is linked]
-
     def _slowness(self, kind: _ArmKind, first: float, computed: float) -> tuple[float, float]:
         """The ratios of times on this machine to the grid's: of first tokens, of the engine's work.
 
@@ -484,21 +485,6 @@ class GridPredictor:
         if self.calibration is None or kind.alone is None or kind.bursts is None:
             return 1.0, 1.0
         return kind.alone.middle(first), 1 / kind.bursts.middle(computed)
-
-
-def _require_like(grid: MeasuredGrid, calibration: MeasuredGrid, kinds: Iterable[_ArmKind]) -> None:
-    for name in ("model", "dtype", "running", "step_tokens"):
-        there, here = getattr(grid.facts, name), getattr(calibration.facts, name)
-        if there != here:
-            raise ConfigError(
-                f"`calibration`: its {name} is {here}, the grid's is {there}",
-                hint="measure the same grid, or name another `grid`",
-            )
-    if any(kind.alone is None or kind.bursts is None for kind in kinds):
-        raise ConfigError(
-            "`calibration`: too few cells, it needs 20 of each load for arms that map chunks",
-            hint="measure more of the grid there",
-        )
 
 
 def _quiet_cells(arms: Sequence[ArmCell]) -> Sequence[ArmCell]:
@@ -514,13 +500,6 @@ def _first(cell: ArmCell) -> float:
     return cell.middle[0] if cell.middle is not None else cell.computed
 
 
-def _each(sizes: Sequence[RequestSize], loop: LoopCounts, model: CostModel) -> list[float]:
-    """Seconds of the engine for each request; those of steps are the same for each."""
-    own = [model.predict((*size.prefill(), *(0.0 for _ in loop.step_costs()))) for size in sizes]
-    steps = model.predict((*(0.0 for _ in loop.prefill), *loop.step_costs()))
-    return [seconds + steps / len(own) for seconds in own]
-
-
 def _traffic(point: GridPoint) -> GridPoint:
     """What is left out together: a point with a cold and a warm cache, alone and in a burst."""
     return replace(point, cache="cold", load=BURST)
@@ -531,14 +510,10 @@ def _shape(size: RequestSize) -> tuple[float, ...]:
     return size.prompt, size.computed, size.chunks, size.output
 
 
-def _loaded(alone: float | None, each: Sequence[float] | None, rate: float | None) -> float | None:
-    """TTFT with the mean wait of a queue with random arrivals (M/G/1, Pollaczek-Khinchine).
+def _wait(each: Sequence[float], rate: float) -> float:
+    """Mean wait in a queue with random arrivals (M/G/1, Pollaczek-Khinchine).
 
     `each` are the service times.
     """
-    if alone is None or each is None or rate is None:
-        return None
     used = rate * fmean(each)
-    if used >= 1:
-        return inf
-    return alone + rate * fmean(seconds**2 for seconds in each) / (2 * (1 - used))
+    return inf if used >= 1 else rate * fmean(s**2 for s in each) / (2 * (1 - used))

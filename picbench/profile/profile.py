@@ -6,12 +6,12 @@ prompts for the others; then waiting requests are admitted while there is room. 
 on how long they take, because a request is sent as soon as another one ends.
 """
 
-from array import array
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import add
 from statistics import fmean
 from typing import NamedTuple
 
@@ -52,25 +52,19 @@ class RequestSize(NamedTuple):
     chunk_tokens: float
     output: float
 
-    def of_kind(self, *, linked: bool) -> "RequestSize":
-        """The size for a kind of arms: chunks are text to those that do not map them."""
-        return self if linked else self._replace(chunks=0.0)
-
-    @property
-    def pairs(self) -> float:
-        """Computed tokens times the tokens that they may attend to, in millions."""
-        own = (self.computed - self.compiled) * self.prompt
-        return (own + self.compiled * self.chunk_tokens) / 1e6
-
     @property
     def jobs(self) -> float:
         """Chunks that are compiled."""
         return self.compiled / self.chunk_tokens if self.chunk_tokens else 0.0
 
     def prefill(self) -> tuple[float, ...]:
-        """The factors of a request's costs, without those of its steps and its reply."""
-        computed, prompt = self.computed / 1e3, self.prompt / 1e3
-        return 1.0, computed, self.pairs, prompt, self.chunks, self.jobs
+        """The factors of a request's costs, without those of its steps and its reply.
+
+        One is computed tokens times the tokens that they may attend to, in millions.
+        """
+        own = (self.computed - self.compiled) * self.prompt
+        pairs = (own + self.compiled * self.chunk_tokens) / 1e6
+        return 1.0, self.computed / 1e3, pairs, self.prompt / 1e3, self.chunks, self.jobs
 
     def first_token(self, graph_tokens: int) -> tuple[float, ...]:
         """The factors of the costs of the time to the first token, for a request alone.
@@ -84,28 +78,6 @@ class RequestSize(NamedTuple):
         return *self.prefill(), min(1.0, self.jobs), started, *_beyond_knots(computed)
 
 
-class RequestSizes:
-    """The sizes of many requests, in order, in one array."""
-
-    def __init__(self, sizes: Iterable[RequestSize] = ()) -> None:
-        self._numbers = array("d")
-        for size in sizes:
-            self.add(size)
-
-    def add(self, size: RequestSize) -> None:
-        """Append a request."""
-        self._numbers.extend(size)
-
-    def __len__(self) -> int:
-        """The number of requests."""
-        return len(self._numbers) // len(RequestSize._fields)
-
-    def __iter__(self) -> Iterator[RequestSize]:
-        """The requests, in order."""
-        numbers = iter(self._numbers)
-        return map(RequestSize._make, zip(*[numbers] * len(RequestSize._fields), strict=True))
-
-
 def mean_size(sizes: Iterable[RequestSize]) -> RequestSize:
     """The mean of each number. Raises StatisticsError for no requests."""
     return RequestSize(*map(fmean, zip(*sizes, strict=True)))
@@ -115,30 +87,23 @@ class HeldBlocks:
     """The blocks of the requests that were added and not dropped: shared ones count once."""
 
     def __init__(self) -> None:
-        self.peak = 0
+        self.peak = self._blocks = 0
         self._users: Counter[int | bytes] = Counter()
-        self._blocks = 0
 
-    def add(self, request: RequestReuse) -> None:
-        """Count a request that begins."""
-        self._blocks += request.own_blocks
+    def add(self, request: RequestReuse, sign: int = 1) -> None:
+        """Count a request that begins; with -1 leave out one that has ended."""
+        self._blocks += sign * request.own_blocks
         for key, blocks in request.shared:
-            if not self._users[key]:
-                self._blocks += blocks
-            self._users[key] += 1
-
-    def note(self, others: int = 0) -> None:
-        """Count a step: the requests hold all their blocks, and `others`, which may be negative."""
-        self.peak = max(self.peak, self._blocks + others)
-
-    def drop(self, request: RequestReuse) -> None:
-        """Leave out a request that has ended."""
-        self._blocks -= request.own_blocks
-        for key, blocks in request.shared:
-            self._users[key] -= 1
+            before = self._users[key]
+            self._users[key] += sign
+            if not before or not self._users[key]:
+                self._blocks += sign * blocks
             if not self._users[key]:
                 del self._users[key]
-                self._blocks -= blocks
+
+    def note(self, others: int) -> None:
+        """Count a step: the requests hold all their blocks, and `others`, which may be negative."""
+        self.peak = max(self.peak, self._blocks + others)
 
 
 @dataclass(slots=True)
@@ -181,7 +146,7 @@ class _Live:
     reply: float
     context: float
     reuse: RequestReuse | None
-    compiling: int = 0
+    compiling: int
 
 
 #: What is pushed: a request, and what it holds; None if nothing comes any more.
@@ -219,18 +184,21 @@ class ClosedLoop:
         """Run steps until they need to know the next request; it is always known whether one is."""
         self._next = yield
         while self._live or self._next is not None:
-            if self._settled():
+            full = self._next is None or len(self._live) >= self._running
+            if self._live and full and all(request.prompt <= 0 for request in self._live):
                 self._generate(min(request.reply for request in self._live))
             else:
                 yield from self._mixed()
-            self._leave()
-
-    def _settled(self) -> bool:
-        """Whether all that run generate, and none can be admitted."""
-        full = self._next is None or len(self._live) >= self._running
-        return bool(self._live) and full and all(request.prompt <= 0 for request in self._live)
+            # Blocks in the middle of a step; those of a reply come as it grows.
+            self.held.note(sum(r.compiling - int(r.reply // BLOCK_SIZE) for r in self._live))
+            for request in self._live:
+                request.compiling = 0
+                if request.reply <= 0 and request.reuse is not None:
+                    self.held.add(request.reuse, -1)
+            self._live = [request for request in self._live if request.reply > 0]
 
     def _generate(self, steps: float) -> None:
+        """Steps in which all that run generate, and none can be admitted."""
         count, counts = len(self._live), self.counts
         counts.steps += steps
         counts.replies += steps * count
@@ -239,11 +207,11 @@ class ClosedLoop:
         for request in self._live:
             request.reply -= steps
             request.context += steps
-        self._note()
 
     def _mixed(self) -> Generator[None, _Pushed, None]:
-        self.counts.steps += 1
-        room = float(self._budget)
+        """One step, in which requests may be admitted."""
+        counts, room = self.counts, float(self._budget)
+        counts.steps += 1
         self._prompts = 0.0
         for request in self._live:
             room -= self._serve(request, room)
@@ -253,17 +221,9 @@ class ClosedLoop:
             room -= self._serve(request, room)
             self._live.append(request)
         if self._prompts > 0:
-            self._count_prompts(self._budget - room)
-        self._note()
-        for request in self._live:
-            request.compiling = 0
-
-    def _count_prompts(self, tokens: float) -> None:
-        """Count a step of so many `tokens` that computes tokens of prompts."""
-        counts, beyond = self.counts, _beyond_knots(self._prompts / 1e3)
-        counts.prefill_steps += 1
-        counts.started += 0 < self._graphs < tokens
-        counts.beyond = tuple(a + b for a, b in zip(counts.beyond, beyond, strict=True))
+            counts.prefill_steps += 1
+            counts.started += 0 < self._graphs < self._budget - room
+            counts.beyond = _sum(counts.beyond, _beyond_knots(self._prompts / 1e3))
 
     def _serve(self, request: _Live, room: float) -> float:
         """Give a request its tokens of a step; how many it took."""
@@ -281,24 +241,18 @@ class ClosedLoop:
 
     def _admit(self, size: RequestSize, reuse: RequestReuse | None) -> _Live:
         counts, own = self.counts, size.prefill()
-        known = counts.prefill or (0.0,) * len(own)
-        counts.prefill = tuple(a + b for a, b in zip(known, own, strict=True))
+        counts.prefill = _sum(counts.prefill, own) if counts.prefill else own
         counts.requests += 1
+        compiling = 0
         if reuse is not None:
             self.held.add(reuse)
-        live = _Live(max(1.0, size.computed), max(1.0, size.output), size.prompt + 1, reuse)
-        live.compiling = reuse.compile_blocks if reuse is not None else 0
-        return live
+            compiling = reuse.compile_blocks
+        computed, output = max(1.0, size.computed), max(1.0, size.output)
+        return _Live(computed, output, size.prompt + 1, reuse, compiling)
 
-    def _note(self) -> None:
-        """Blocks in the middle of a step; those of a reply come as it grows."""
-        self.held.note(sum(r.compiling - int(r.reply // BLOCK_SIZE) for r in self._live))
 
-    def _leave(self) -> None:
-        for request in self._live:
-            if request.reply <= 0 and request.reuse is not None:
-                self.held.drop(request.reuse)
-        self._live = [request for request in self._live if request.reply > 0]
+def _sum(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(map(add, one, other))
 
 
 def serve_loop(
@@ -372,7 +326,7 @@ class ArmProfile:
     unbounded: ReuseTotals
     limited: ReuseTotals | None
     peak_blocks: int
-    sizes: RequestSizes = field(default_factory=RequestSizes, repr=False, compare=False)
+    sizes: Sequence[RequestSize] = field(default=(), repr=False, compare=False)
     loop: LoopCounts = field(default_factory=LoopCounts, repr=False, compare=False)
 
     @property
@@ -410,10 +364,7 @@ def profile_trace(
     those of the engines of a grid with these `facts`. Raises ConfigError for algorithms that are
     not counted, DataError as the trace does, and where it has no request.
     """
-    arms = [
-        _Arm(algorithm, pool, _loop(algorithm, running, facts), exact=trace.exact)
-        for algorithm in algorithms
-    ]
+    arms = [_Arm(algorithm, pool, running, facts, exact=trace.exact) for algorithm in algorithms]
     traffic = TrafficSums()
     for request in islice(trace.requests, requests):
         traffic.add(request)
@@ -425,31 +376,38 @@ def profile_trace(
     return TraceProfile(name, trace.kind, trace.exact, pool, running, traffic, found)
 
 
-def _loop(algorithm: Algorithm, running: int, facts: GridFacts | None) -> ClosedLoop:
-    if facts is None:
-        return ClosedLoop(running, STEP_TOKENS)
-    graphs = facts.captured(linked=links_chunks(algorithm))
-    return ClosedLoop(running, facts.step_tokens, graphs)
-
-
 class _Arm:
+    """An arm while the trace is read."""
+
     def __init__(
-        self, algorithm: Algorithm, pool: int | None, loop: ClosedLoop, *, exact: bool
+        self,
+        algorithm: Algorithm,
+        pool: int | None,
+        running: int,
+        facts: GridFacts | None,
+        *,
+        exact: bool,
     ) -> None:
+        graphs = facts.captured(linked=links_chunks(algorithm)) if facts else 0
         self._algorithm = algorithm
         self._unbounded = ArmSimulation(algorithm, exact=exact)
         self._limited = ArmSimulation(algorithm, exact=exact, blocks=pool) if pool else None
-        self._loop = loop
-        self._sizes = RequestSizes()
+        self._loop = ClosedLoop(running, facts.step_tokens if facts else STEP_TOKENS, graphs)
+        self._sizes: list[RequestSize] = []
 
     def serve(self, request: TracedRequest) -> None:
         held = found = self._unbounded.serve(request)
         if self._limited is not None:
             found = self._limited.serve(request)
-        if found is not None:
-            size = _size(found, request)
-            self._sizes.add(size)
-            self._loop.push(size, held)
+        if found is None:
+            return
+        lengths = [segment.length for segment in request.segments if segment.chunk]
+        mean = sum(lengths) / len(lengths) if lengths else 0.0
+        size = RequestSize(
+            found.prompt, found.computed, found.compiled, len(lengths), mean, request.output
+        )
+        self._sizes.append(size)
+        self._loop.push(size, held)
 
     def profile(self) -> ArmProfile:
         limited = self._limited.close() if self._limited else None
@@ -457,15 +415,3 @@ class _Arm:
         return ArmProfile(
             self._algorithm, self._unbounded.close(), limited, peak, self._sizes, loop
         )
-
-
-def _size(found: RequestReuse, request: TracedRequest) -> RequestSize:
-    lengths = [segment.length for segment in request.segments if segment.chunk]
-    return RequestSize(
-        prompt=found.prompt,
-        computed=found.computed,
-        compiled=found.compiled,
-        chunks=len(lengths),
-        chunk_tokens=sum(lengths) / len(lengths) if lengths else 0.0,
-        output=request.output,
-    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import takewhile
 
 from picbench.engines.algorithms import Algorithm, Reuse
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
@@ -109,7 +110,8 @@ class SimulatedEngine:
         """Serve a prompt; None for one that the pool can never hold."""
         mapped = plan.mapped
         room = mapped + blocks_of(plan.computed + output - 1)
-        if room + max((use.unmapped for use in plan.uses), default=0) > self.pool.usable:
+        compiling = max((sum(use.blocks) - use.mapped for use in plan.uses), default=0)
+        if room + compiling > self.pool.usable:
             return None
         reused = prompt - plan.computed
         if plan.private:
@@ -121,20 +123,16 @@ class SimulatedEngine:
         return RequestReuse(prompt, reused, compiled, mapped, hits, own_blocks=own)
 
     def _copy(self, plan: ChunkPlan, room: int) -> int:
-        """Serve a request with copies; the tokens that are compiled, each chunk once in all."""
-        compiled = 0
-        for use in plan.uses:
-            if use.canonical.key not in self._copied:
-                self._copied.add(use.canonical.key)
-                compiled += use.tokens
-                self._pass_through(sum(use.blocks))
-        self._pass_through(room)
-        return compiled
+        """Serve a request with copies; the tokens that are compiled, each chunk once in all.
 
-    def _pass_through(self, blocks: int) -> None:
-        """Take and free blocks that nothing can find afterwards."""
-        self.pool.allocate(blocks)
-        self.pool.free_empty(blocks)
+        Nothing can find its blocks afterwards.
+        """
+        new = {u.canonical.key: u for u in plan.uses if u.canonical.key not in self._copied}
+        for blocks in (*(sum(use.blocks) for use in new.values()), room):
+            self.pool.allocate(blocks)
+            self.pool.free_empty(blocks)
+        self._copied |= new.keys()
+        return sum(use.tokens for use in new.values())
 
     def _link(self, plan: ChunkPlan, output: int) -> tuple[int, int]:
         """Compile what is missing, then serve; tokens compiled, and blocks that were found."""
@@ -153,7 +151,9 @@ class SimulatedEngine:
             else:  # One step cannot hold all of them.
                 self._complete(use, pages)
                 waiting += self._hold(use.canonical)
-        held = [self._mapped(page) for use in plan.uses for page in use.canonical.keys]
+        held = [run for use in plan.uses for run in self._hold(use.canonical)]
+        mapped = sum(len(use.canonical.used) for use in plan.uses)
+        assert len(held) == mapped, "a chunk was compiled, and is gone"
         hits = self._prefill(held, plan.runs, plan.computed)
         pool.release(waiting)
         store.touch(use.canonical for use in chunks)
@@ -187,11 +187,6 @@ class SimulatedEngine:
     def _complete(self, use: ChunkUse, pages: list[HeldRun]) -> None:
         self._store.complete_compile(use.canonical, (), success=True, shared=True)
         self.pool.release(pages)
-
-    def _mapped(self, page: bytes) -> HeldRun:
-        run = self.pool.hold(page)
-        assert run is not None, "a chunk was compiled, and is gone"
-        return run
 
     def _prefill(self, held: list[HeldRun], runs: list[BlockRun], tokens: int) -> int:
         """Find and allocate the blocks of a prompt; the number that was found."""
@@ -282,22 +277,17 @@ class UnboundedCache:
             names = [page.name for page in use.canonical.pages]
             if all(names[index] in self._pages for index in use.canonical.used):
                 continue
-            compiled += use.tokens - BLOCK_SIZE * self._leading(names, use.blocks)
-            unmapped += use.unmapped
+            # A compile finds leading pages, but never the last one.
+            cached = takewhile(
+                lambda page: page[0] in self._pages, zip(names[:-1], use.blocks, strict=False)
+            )
+            compiled += use.tokens - BLOCK_SIZE * sum(blocks for _, blocks in cached)
+            unmapped += sum(use.blocks) - use.mapped
             for name, blocks in zip(names, use.blocks, strict=True):
                 if name not in self._pages:
                     self._pages.add(name)
                     self.blocks += blocks
         return compiled, unmapped
-
-    def _leading(self, names: list[bytes], blocks: tuple[int, ...]) -> int:
-        """Blocks of the first pages that a compile finds: never those of the last page."""
-        hits = 0
-        for name, count in zip(names[:-1], blocks, strict=False):
-            if name not in self._pages:
-                break
-            hits += count
-        return hits
 
     def _found(self, runs: list[BlockRun], most: int) -> list[tuple[int, int]]:
         """The runs that are cached, and how many blocks of each, `most` blocks in all."""
@@ -350,7 +340,12 @@ class ArmSimulation:
 
     def serve(self, request: TracedRequest) -> RequestReuse | None:
         """Serve the next request; None if it can never fit the pool."""
-        found = self._serve(request) if self._reuses else self._compute(request)
+        if self._reuses:
+            found = self._cache.serve(self._plan(request), request.prompt_tokens, request.output)
+        else:
+            own = blocks_of(request.prompt_tokens + request.output - 1)
+            fits = isinstance(self._cache, UnboundedCache) or own <= self._cache.pool.usable
+            found = RequestReuse(request.prompt_tokens, 0, own_blocks=own) if fits else None
         self.totals.add(found)
         return found
 
@@ -364,28 +359,19 @@ class ArmSimulation:
             self.totals.evicted_blocks = cache.pool.evictions
         return self.totals
 
-    def _compute(self, request: TracedRequest) -> RequestReuse | None:
-        """Serve a request of which nothing is reused."""
-        prompt = request.prompt_tokens
-        own = blocks_of(prompt + request.output - 1)
-        if isinstance(self._cache, SimulatedEngine) and own > self._cache.pool.usable:
-            return None
-        return RequestReuse(prompt, 0, own_blocks=own)
-
-    def _serve(self, request: TracedRequest) -> RequestReuse | None:
+    def _plan(self, request: TracedRequest) -> ChunkPlan:
         segments: Sequence[TraceSegment] = request.segments
         if self._order is not None:
-            order = self._order.arrange([(s.chunk, _identity(s), s.length) for s in segments])
+            # An unknown content equals no other.
+            order = self._order.arrange(
+                [
+                    (s.chunk, s.content if s.content is not None else object(), s.length)
+                    for s in segments
+                ]
+            )
             segments = [segments[place] for place in order]
         if self._planner is not None and any(segment.chunk for segment in segments):
-            plan = self._planner.plan(segments, request.reply)
-        else:
-            parts = segments if request.reply is None else (*segments, request.reply)
-            runs = self._keys.runs([ComputedSlice(s, 0, s.length) for s in parts])
-            plan = ChunkPlan((), runs, request.prompt_tokens, private=False)
-        return self._cache.serve(plan, request.prompt_tokens, request.output)
-
-
-def _identity(segment: TraceSegment) -> object:
-    """What equal segments have in common; an unknown content equals no other."""
-    return segment.content if segment.content is not None else object()
+            return self._planner.plan(segments, request.reply)
+        parts = segments if request.reply is None else (*segments, request.reply)
+        runs = self._keys.runs([ComputedSlice(s, 0, s.length) for s in parts])
+        return ChunkPlan((), runs, request.prompt_tokens, private=False)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -93,17 +93,13 @@ class Trace:
     requests: Iterator[TracedRequest]
 
 
-def _form(tokens: Any) -> str:
-    """Which of both forms of `tokens` is meant, so that an error is about that one."""
-    return "ids" if isinstance(tokens, list) else "count"
-
-
 _Count = Annotated[int, Field(ge=1, le=_MOST)]
 _Ids = Annotated[list[Annotated[int, Field(ge=0, lt=INVENTED)]], Field(min_length=1)]
 
-#: Token ids, or only their number.
+#: Token ids, or only their number; an error is about the form that is meant.
 _Tokens = Annotated[
-    Annotated[_Count, Tag("count")] | Annotated[_Ids, Tag("ids")], Discriminator(_form)
+    Annotated[_Count, Tag("count")] | Annotated[_Ids, Tag("ids")],
+    Discriminator(lambda tokens: "ids" if isinstance(tokens, list) else "count"),
 ]
 
 
@@ -127,10 +123,16 @@ class PromptContent(BaseModel):
             raise ValueError("has 'text' and 'tokens', one of them is enough")
         if self.chunk is not None and self.id is not None:
             raise ValueError("has 'chunk' and 'id', which are both names")
-        named = self.chunk if self.chunk is not None else self.id
-        if self.text is None and self.tokens is None and named is None:
+        if self.text is None and self.tokens is None and self.name is None:
             raise ValueError("needs 'text', 'tokens', or the name of what came before")
         return self
+
+    @property
+    def name(self) -> tuple[str, str] | None:
+        """The field that names it, and its name."""
+        if self.chunk is not None:
+            return "chunk", self.chunk
+        return ("id", self.id) if self.id is not None else None
 
 
 class PromptLine(BaseModel):
@@ -367,40 +369,34 @@ class _Segments:
         well, so that a named content has the same tokens in every place.
         """
         made = [self.of_content(content, f"parts.{place}") for place, content in enumerate(parts)]
-        if self._start and self._is_text(parts[0]):
+        first = parts[0]
+        if self._start and (
+            first.text is not None or (first.tokens is None and first.name in self._texts)
+        ):
             made.insert(0, self._table.of_tokens(self._start, chunk=False))
         return tuple(segment for segment in made if segment.length)
 
     def of_content(self, content: PromptContent, where: str) -> TraceSegment:
         """The segment of a content. Raises ValueError that names `where` it stands."""
-        kind, name = ("chunk", content.chunk) if content.chunk is not None else ("id", content.id)
         try:
-            if name is None:
+            if content.name is None:
                 return self._made(content)
             if content.text is None and content.tokens is None:
-                return self._table.named(kind, name)
+                return self._table.named(*content.name)
             if content.text is not None:
-                self._texts.add((kind, name))
-            return self._table.name(kind, name, self._made(content))
+                self._texts.add(content.name)
+            return self._table.name(*content.name, self._made(content))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
-
-    def _is_text(self, content: PromptContent) -> bool:
-        """Whether a content is given as a text, here or where it was named."""
-        if content.text is not None or content.tokens is not None:
-            return content.text is not None
-        names = (("chunk", content.chunk), ("id", content.id))
-        return any(named in self._texts for named in names)
 
     def _made(self, content: PromptContent) -> TraceSegment:
         chunk, tokens = content.chunk is not None, content.tokens
         if isinstance(tokens, int):
             return self._table.of_length(tokens, chunk=chunk)
-        ids = self._tokens(content.text) if content.text is not None else tokens or ()
-        return self._table.of_tokens(ids, chunk=chunk)
-
-    def _tokens(self, text: str) -> tuple[int, ...]:
+        if content.text is None:
+            return self._table.of_tokens(tokens or (), chunk=chunk)
         if self._encode is None:
             self._encode = self._load()
             self._start = self._encode("")
-        return self._encode(text)[len(self._start) :]
+        ids = self._encode(content.text)[len(self._start) :]
+        return self._table.of_tokens(ids, chunk=chunk)

@@ -45,7 +45,6 @@ from picbench.profile.predictor import GridPredictor
 from picbench.profile.profile import (
     ArmProfile,
     RequestSize,
-    RequestSizes,
     TraceProfile,
     TrafficSums,
 )
@@ -401,8 +400,7 @@ def shared() -> MeasuredGrid:
 def profile(arm: str, prompt: int, computed: int) -> tuple[TraceProfile, ArmProfile]:
     """A trace of two requests alike, of which an arm computes so much."""
     totals = ReuseTotals(requests=2, prompt=2 * prompt, reused=2 * (prompt - computed))
-    sizes = RequestSizes()
-    sizes.add(RequestSize(prompt, computed, 0, 0, 0, 4))
+    sizes = [RequestSize(prompt, computed, 0, 0, 0, 4)]
     found = ArmProfile(Registry().parse(arm), totals, None, 1, sizes)
     traffic = TrafficSums(requests=2, prompt=2 * prompt)
     return TraceProfile("trace", "named", True, None, 4, traffic, (found,)), found

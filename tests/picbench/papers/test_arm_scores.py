@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from picbench.engines.algorithms import Registry, names, parse
 from picbench.errors import ConfigError, DataError
@@ -77,10 +75,11 @@ def test_a_part_of_other_settings_is_not_continued(other: ScoredPart) -> None:
         part().check_continues(other)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"schema": 1}', '{"schema": 9}', "no json"])
-def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "other.json").write_text(text)
-    with pytest.raises(DataError, match=r"other\.json: "):
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 1}', '{"schema": 9}', "no json"])
+def test_another_file_or_none_is_refused(tmp_path: Path, text: str) -> None:
+    if text:
+        (tmp_path / "other.json").write_text(text)
+    with pytest.raises(DataError, match=r"other\.json: " if text else "no scores of algorithms"):
         read_parts(tmp_path)
 
 
@@ -159,32 +158,10 @@ def test_a_short_chunk_is_linked_as_a_whole_and_documents_make_no_difference() -
     assert planned_links(found, parse("mepic:context=document")) == 32
 
 
-SCORES = st.lists(st.floats(0, 1), min_size=20, max_size=20)
-
-
 def test_rows_are_paired() -> None:
     hard = np.linspace(0.0, 1.0, 200)
     found = difference_of(hard * 0.9 + 0.1, hard * 0.9)
     assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.1))
-
-
-def test_the_interval_of_a_share_is_about_its_standard_error() -> None:
-    right = [1.0] * 120 + [0.0] * 80
-    found = difference_of(right, [0.0] * 200)
-    error = (0.6 * 0.4 / 200) ** 0.5
-    assert found.value == pytest.approx(0.6)
-    assert found.low == pytest.approx(0.6 - 1.96 * error, abs=0.01)
-    assert found.high == pytest.approx(0.6 + 1.96 * error, abs=0.01)
-
-
-@settings(max_examples=20)
-@given(SCORES, SCORES)
-def test_the_estimate_is_within_its_interval_and_turns_around(
-    first: list[float], second: list[float]
-) -> None:
-    one, other = difference_of(first, second), difference_of(second, first)
-    assert one.low - 1e-6 <= one.value <= one.high + 1e-6
-    assert (one.value, one.low) == (pytest.approx(-other.value), pytest.approx(-other.high))
 
 
 def test_a_ratio_to_full_marks_is_the_mean() -> None:
@@ -203,9 +180,7 @@ def test_a_ratio_of_equal_arms_is_one_however_hard_rows_are() -> None:
     assert difference_of(scores, scores) == RowInterval(0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="one row"):
         difference_of([1.0], [0.5])
-
-
-def test_a_ratio_needs_a_divisor_in_every_resample() -> None:
+    # One of four rows has something to divide by: a resample may have none.
     assert ratio_of([0.5] * 4, [1.0, 0.0, 0.0, 0.0]) is None
 
 
@@ -220,8 +195,3 @@ def test_ratios_cover_what_they_claim_where_few_rows_lose_much() -> None:
         assert found is not None
         covered += found.low <= 0.9 <= found.high
     assert covered / 300 >= 0.92
-
-
-def test_numbers_are_written_with_their_interval() -> None:
-    assert str(RowInterval(0.5, 0.25, 0.75)) == "0.500 [0.250, 0.750]"
-    assert RowInterval(-0.5, -0.75, 0.25).signed == "-0.500 [-0.750, +0.250]"

@@ -90,6 +90,9 @@ def test_the_packages_grids_say_where_they_were_measured() -> None:
         assert grid.facts.hardware, name
         assert grid.facts.versions["vllm"], name
         assert len({cell.seed for cell in grid.cells}) >= 3, name
+        assert grid.facts.graph_tokens, name
+        graphs = grid.facts.captured(linked=True)
+        assert graphs == 0 if name.startswith("cpu") else graphs >= 128, name
 
 
 def test_a_gpus_grid_is_the_default() -> None:
@@ -97,7 +100,6 @@ def test_a_gpus_grid_is_the_default() -> None:
     assert grid is not None
     assert grid == choose_grid("h200-llama-3.1-8b")
     assert grid.facts.hardware == "NVIDIA H200"
-    assert {cell.point.cache for cell in grid.cells} == {"cold", "warm"}
 
 
 def test_errors_name_what_was_asked_for(tmp_path: Path) -> None:
@@ -161,10 +163,3 @@ def test_other_graphs_are_warned_of(measured: GridFacts, grid: GridFacts, same: 
         assert said.startswith("--calibration: CUDA graphs")
         assert "--grid: CUDA graphs" in said
         assert "\n" not in said
-
-
-def test_the_packages_grids_say_what_they_had() -> None:
-    grids = {name: read_grid(path).facts for name, path in packaged_grids().items()}
-    assert grids["h200-llama-3.1-8b"].captured(linked=True) >= 128
-    assert grids["cpu-testbed"].captured(linked=True) == 0
-    assert all(each.graph_tokens for each in grids.values())

@@ -18,11 +18,6 @@ def test_one_at_a_time_takes_a_step_for_each_token() -> None:
     assert found.prefill[1] == pytest.approx(0.2)
 
 
-def test_requests_that_run_together_share_steps() -> None:
-    found = serve_loop([size() for _ in range(8)], 4, 2048)
-    assert (found.steps, found.replies) == (8, 24)
-
-
 def test_a_budget_spreads_prompts_over_steps() -> None:
     # 250 tokens take three steps, in the last of which the next request begins.
     found = serve_loop([size(250, 1), size(250, 1)], 2, 100)
