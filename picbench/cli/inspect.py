@@ -72,9 +72,7 @@ def explain(algorithm: str, chunks: int, tokens: int, output: Path | None) -> in
     found = parse(algorithm)
     picture = explanation.example_picture(found, chunks, tokens)
     if output is not None:
-        from picbench.figures.plan import draw_plan
-
-        draw_plan(picture, found.spec, output)
+        explanation.draw_plan(picture, found.spec, output)
     console = PipedConsole(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
     for part in explanation.explain(found, picture):
         console.print(part)
@@ -315,13 +313,10 @@ def _report(
     from picbench.profile.predictor import GridPredictor
 
     predictor = GridPredictor(measured, calibration=calibration) if measured else None
-    predicted = (
-        {arm.algorithm.spec: predictor.predict(found, arm) for arm in found.arms}
-        if predictor
-        else {}
-    )
-    errors = predictor.errors() if predictor else None
-    return ProfileReport(found, predictor, predicted, errors, advise(found, predicted))
+    if predictor is None:
+        return ProfileReport(found, None, {}, None, advise(found, {}))
+    predicted = {arm.algorithm.spec: predictor.predict(found, arm) for arm in found.arms}
+    return ProfileReport(found, predictor, predicted, predictor.errors(), advise(found, predicted))
 
 
 def _encoder(model: str) -> "Encode":

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from math import isqrt
 from typing import TypeVar
@@ -85,14 +85,22 @@ def measured_arms(run: Run) -> dict[str, MeasuredArm]:
 def arm_of(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> MeasuredArm:
     """The columns of an arm from its rows, in the order of the run."""
     answered = [row for row in rows if row.error is None]
-    samples = tuple(sample_labels(answered))
-    firsts = _first_rounds(rows)
-    places = (place for place, row in placed(rows) if row.error is None)
+    firsts: dict[int, int] = {}
+    sent = Counter[int]()
+    places: list[int] = []
+    for row in rows:
+        firsts[row.repeat] = min(row.round, firsts.get(row.repeat, row.round))
+        if row.error is None:
+            places.append(sent[row.repeat])
+        sent[row.repeat] += 1
     failed = {(row.sample, row.repeat) for row in rows if row.error is not None}
     failed -= {(row.sample, row.repeat) for row in answered}  # Those that went well when repeated.
+    whole = (*TOTALS, *RATES)
+    totals = {t: METRICS[t].value(summary) for t in whole} if summary is not None else {}
+    counters = {c: tuple(map(METRICS[c].of_row, answered)) for c in COUNTERS}  # type: ignore[arg-type]
     return MeasuredArm(
         name=name,
-        samples=samples,
+        samples=tuple(sample_labels(answered)),
         clusters=tuple(row.cluster or row.sample for row in answered),
         rounds=tuple(row.round - firsts[row.repeat] for row in answered),
         places=tuple(places),
@@ -101,25 +109,10 @@ def arm_of(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> 
         outputs=tuple((row.output_sha256 or "")[:_HASH] for row in answered),
         scores=tuple(row.score for row in answered),
         times={t: tuple(getattr(r, t) if r.timed else None for r in answered) for t in TIMES},
-        counters=_counter_values(answered),
-        totals=_total_values(summary) | {"failed": len(failed)},
+        # A remote server does not give all counts.
+        counters={c: counts for c, counts in counters.items() if None not in counts},  # type: ignore[misc]
+        totals={t: v for t, v in totals.items() if v is not None} | {"failed": len(failed)},
     )
-
-
-def _first_rounds(rows: Iterable[SampleRow]) -> dict[int, int]:
-    """The number of each repeat's first round."""
-    firsts: dict[int, int] = {}
-    for row in rows:
-        firsts[row.repeat] = min(row.round, firsts.get(row.repeat, row.round))
-    return firsts
-
-
-def placed(rows: Iterable[SampleRow]) -> Iterator[tuple[int, SampleRow]]:
-    """Rows of one arm with their places in their repeats."""
-    sent = Counter[int]()
-    for row in rows:
-        yield sent[row.repeat], row
-        sent[row.repeat] += 1
 
 
 def sample_labels(answered: Iterable[SampleRow]) -> Iterator[str]:
@@ -129,19 +122,6 @@ def sample_labels(answered: Iterable[SampleRow]) -> Iterator[str]:
         label = row.sample if not row.repeat else f"{row.sample}#{row.repeat + 1}"
         yield f"{label}+{seen[label]}" if seen[label] else label
         seen[label] += 1
-
-
-def _counter_values(rows: Sequence[SampleRow]) -> dict[str, tuple[int, ...]]:
-    """Counts by name; without those that a remote server does not give."""
-    found = {name: tuple(map(METRICS[name].of_row, rows)) for name in COUNTERS}  # type: ignore[arg-type]
-    return {name: counts for name, counts in found.items() if None not in counts}  # type: ignore[misc]
-
-
-def _total_values(summary: ArmSummary | None) -> dict[str, float]:
-    if summary is None:
-        return {}
-    found = {name: METRICS[name].value(summary) for name in (*TOTALS, *RATES)}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 Value = TypeVar("Value")
@@ -373,60 +353,41 @@ def _scores(pairs: Pairs, margin: float | None, seed: int) -> Iterator[MetricCha
     scored = [(a, b, cluster) for a, b, cluster in known if a is not None and b is not None]
     if not any(a is not None or b is not None for a, b, _ in known):
         return
-    if scored:
-        yield _score(SCORE, scored, margin, seed)
-    if len(scored) < len(known):
-        yield _score(SCORE_OF_ALL, [(a or 0.0, b or 0.0, c) for a, b, c in known], margin, seed)
-
-
-def _score(
-    name: str, scores: Iterable[tuple[float, float, str]], margin: float | None, seed: int
-) -> MetricChange:
-    before, after, clusters = zip(*scores, strict=True)
-    change = paired_scores(before, after, clusters, seed)
-    return MetricChange(
-        name=name,
-        before=float(np.mean(before)),
-        after=float(np.mean(after)),
-        change=change,
-        p=change.p,
-        loss=None if margin is None else judge_loss(change, margin),
-        needed=_needed(change, margin),
-    )
-
-
-def _needed(change: Paired, margin: float | None) -> int | None:
-    if margin is None:
-        return samples_for_width(change, POINT)
-    needed = samples_to_judge(change, margin)
-    # Samples that did not lose do not say how many others do.
-    return needed if change.lower else max(needed or 0, clusters_without_loss(margin))
+    both = [(a or 0.0, b or 0.0, cluster) for a, b, cluster in known]
+    for name, rows in ((SCORE, scored), (SCORE_OF_ALL, both)):
+        if not rows or (name == SCORE_OF_ALL and len(scored) == len(known)):
+            continue
+        before, after, clusters = zip(*rows, strict=True)
+        change = paired_scores(before, after, clusters, seed)
+        if margin is None:
+            loss, needed = None, samples_for_width(change, POINT)
+        else:
+            loss, needed = judge_loss(change, margin), samples_to_judge(change, margin)
+            if not change.lower:  # Samples that did not lose do not say how many others do.
+                needed = max(needed or 0, clusters_without_loss(margin))
+        mean, other = float(np.mean(before)), float(np.mean(after))
+        yield MetricChange(name, mean, other, change, change.p, loss, needed)
 
 
 def _times(pairs: Pairs, apart: bool, seed: int) -> Iterator[MetricChange]:
-    before, after = pairs.before.times, pairs.after.times
-    for name in (name for name in before if name in after):
+    first, second = pairs.before.times, pairs.after.times
+    for name in (name for name in first if name in second):
         separate = apart and name.endswith("_ms")
-        clusters = pairs.batches if separate else pairs.rounds
+        groups = pairs.batches if separate else pairs.rounds
         # What took turns is as far apart in every repeat, and rounds say by how much.
         alike = pairs.interleaved and not separate
-        repeats = [0] * len(pairs) if alike else pairs.repeats
-        columns = zip(*pairs.of(before[name], after[name]), clusters, repeats, strict=True)
+        numbers = [0] * len(pairs) if alike else pairs.repeats
+        columns = zip(*pairs.of(first[name], second[name]), groups, numbers, strict=True)
         known = [(a, b, cluster, repeat) for a, b, cluster, repeat in columns if a and b]
-        if known:
-            found = _time(name, known, seed)
-            yield found if alike else replace(found, drift=_drift(found.change, apart=apart))
-
-
-def _time(name: str, times: Iterable[tuple[float, float, int, int]], seed: int) -> MetricChange:
-    before, after, clusters, repeats = zip(*times, strict=True)
-    change = paired_ratio(before, after, clusters, seed, repeats)
-    return MetricChange(name, _geometric(before), _geometric(after), change, change.p)
-
-
-def _drift(change: Paired, *, apart: bool) -> Drift:
-    """Repeats of one run say how far its arms drift apart; none does of two runs."""
-    return Drift.REPEATS if change.repeats > 1 and not apart else Drift.UNSEEN
+        if not known:
+            continue
+        before, after, clusters, repeats = zip(*known, strict=True)
+        change = paired_ratio(before, after, clusters, seed, repeats)
+        mean, other = (float(np.exp(np.mean(np.log(column)))) for column in (before, after))
+        # Repeats of one run say how far its arms drift apart; none does of two runs.
+        told = Drift.REPEATS if change.repeats > 1 and not apart else Drift.UNSEEN
+        drift = Drift.ALIKE if alike else told
+        yield MetricChange(name, mean, other, change, change.p, drift=drift)
 
 
 def _quantiles(before: MeasuredArm, after: MeasuredArm) -> Iterator[QuantileChange]:
@@ -442,10 +403,6 @@ def quantile_of(arm: MeasuredArm, time: str, q: float) -> Quantile:
     known = ~np.isnan(times)
     rows, repeats = (np.array(column)[known].tolist() for column in (arm.places, arm.repeats))
     return repeated_quantile(times[known].tolist(), q, rows, repeats)
-
-
-def _geometric(values: Sequence[float]) -> float:
-    return float(np.exp(np.mean(np.log(values))))
 
 
 def _counters(pairs: Pairs) -> Iterator[CounterChange]:

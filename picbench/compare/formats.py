@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 
@@ -26,7 +25,7 @@ _LOSSES = {
 }
 
 
-def heading(arm: ArmComparison) -> str:
+def _heading(arm: ArmComparison) -> str:
     """Which arm is compared with which, and over how much."""
     text = f"{arm.after} against {arm.before}: {arm.pairs} samples"
     clusters = {metric.change.clusters for metric in arm.metrics if not metric.change.ratio}
@@ -38,53 +37,56 @@ def heading(arm: ArmComparison) -> str:
 def metric_table(comparison: RunComparison, arm: ArmComparison) -> Table:
     """Scores and times."""
     head = ("metric", "before", "after", "change", "95 % interval", "p", "better/same/worse")
-    return _table(head, [_metric(metric, comparison.metric) for metric in arm.metrics])
+    rows: list[Sequence[Value]] = []
+    for metric in arm.metrics:
+        change, ratio = metric.change, metric.change.ratio
+        pattern, ends = ("{:,.1f}", "{:.3f}") if ratio else ("{:.3f}", "{:+.4f}")
+        rows.append(
+            [
+                metric.name if ratio else metric.name.replace("score", comparison.metric, 1),
+                Shown(pattern.format(metric.before), metric.before),
+                Shown(pattern.format(metric.after), metric.after),
+                Shown(ends.format(change.value) + "x" * ratio, change.value),
+                _interval(change.interval, ends) + drift_words(metric),
+                Shown(_p(metric.p), metric.p),
+                Shown(f"{metric.wins}/{change.equal}/{metric.losses}", metric.wins - metric.losses),
+            ]
+        )
+    return Table("", [*map(Column, head)], rows)
 
 
-def _metric(metric: MetricChange, score: str) -> list[Value]:
-    change, ratio = metric.change, metric.change.ratio
-    pattern, ends = ("{:,.1f}", "{:.3f}") if ratio else ("{:.3f}", "{:+.4f}")
-    return [
-        metric.name if ratio else metric.name.replace("score", score, 1),
-        Shown(pattern.format(metric.before), metric.before),
-        Shown(pattern.format(metric.after), metric.after),
-        Shown(ends.format(change.value) + "x" * ratio, change.value),
-        _interval(change.interval, ends) + drift_words(metric),
-        Shown(_p(metric.p), metric.p),
-        Shown(f"{metric.wins}/{change.equal}/{metric.losses}", metric.wins - metric.losses),
-    ]
-
-
-def arm_tables(comparison: RunComparison, arm: ArmComparison) -> Iterator[Table]:
-    """Metrics, quantiles, rates, counts that differ, samples that changed most; none is empty."""
-    quantiles = [
-        [f"{found.name} p{100 * found.before.q:g}", _quantile(found.before), _quantile(found.after)]
-        for found in arm.quantiles
-    ]
-    rates = [
-        [rate.name, f"{rate.before:,.4g}", f"{rate.after:,.4g}", _ratio(rate.after, rate.before)]
-        for rate in arm.rates
-    ]
-    counts: list[Sequence[Value]] = [
-        [counter.name, f"{counter.before:,g}", f"{counter.after:,g}", counter.samples]
-        for counter in arm.counters
-        if not counter.same
-    ]
-    flips = [[flip.sample, flip.before, flip.after] for flip in arm.flips[:FLIPS]]
-    tables = (
-        metric_table(comparison, arm),
-        _table(("quantile", "before (95 %)", "after (95 %)"), quantiles),
-        _table(("rate of the arm", "before", "after", "change"), rates),
-        _table(("count", "before", "after", "samples that differ"), counts),
-        _table(("flipped sample", "before", "after"), flips, digits=3),
-    )
-    return (table for table in tables if table.rows)
-
-
-def _table(
-    head: Sequence[str], rows: Sequence[Sequence[Value]], digits: int | None = None
-) -> Table:
-    return Table("", [Column(title, digits) for title in head], rows)
+def _parts(comparison: RunComparison, arm: ArmComparison) -> Iterator[Table | str]:
+    """Metrics, quantiles, rates, counts that differ, samples that changed most; then notes."""
+    tables: dict[Sequence[str], list[list[Value]]] = {
+        ("quantile", "before (95 %)", "after (95 %)"): [
+            [f"{of.name} p{100 * of.before.q:g}", _quantile(of.before), _quantile(of.after)]
+            for of in arm.quantiles
+        ],
+        ("rate of the arm", "before", "after", "change"): [
+            [
+                rate.name,
+                f"{rate.before:,.4g}",
+                f"{rate.after:,.4g}",
+                f"{rate.after / rate.before:.3f}x" if rate.before else NOTHING,
+            ]
+            for rate in arm.rates
+        ],
+        ("count", "before", "after", "samples that differ"): [
+            [count.name, f"{count.before:,g}", f"{count.after:,g}", count.samples]
+            for count in arm.counters
+            if not count.same
+        ],
+        ("flipped sample", "before", "after"): [
+            [flip.sample, flip.before, flip.after] for flip in arm.flips[:FLIPS]
+        ],
+    }
+    if arm.metrics:
+        yield metric_table(comparison, arm)
+    for head, rows in tables.items():
+        digits = 3 if head[0] == "flipped sample" else None
+        if rows:
+            yield Table("", [Column(title, digits) for title in head], rows)
+    yield from arm_notes(comparison, arm)
 
 
 def _quantile(found: Quantile) -> str:
@@ -97,10 +99,6 @@ def _interval(interval: Interval | None, pattern: str) -> str:
     if interval is None:
         return NOTHING
     return f"{pattern.format(interval.low)} to {pattern.format(interval.high)}"
-
-
-def _ratio(after: float, before: float) -> str:
-    return f"{after / before:.3f}x" if before else NOTHING
 
 
 def _p(value: float) -> str:
@@ -152,17 +150,12 @@ def run_notes(comparison: RunComparison) -> Iterator[str]:
     sides = [side for arm in comparison.arms for q in arm.quantiles for side in (q.before, q.after)]
     for repeats in sorted({quantile.repeats for quantile in sides if quantile.interval}):
         yield f"Intervals of quantiles: {quantile_method(repeats)}."
-    if comparison.before == comparison.after:
-        yield from _drift_notes(comparison)
-    else:
+    if comparison.before != comparison.after:
         yield (
             "Times of separate runs also drift, which no interval here has in it: compare how arms "
             "relate within each run."
         )
-
-
-def _drift_notes(comparison: RunComparison) -> Iterator[str]:
-    """Of the arms of one run; two runs always drift."""
+        return
     changes = [metric for arm in comparison.arms for metric in arm.metrics]
     if any(metric.drift is Drift.UNSEEN for metric in changes):
         yield (
@@ -170,9 +163,11 @@ def _drift_notes(comparison: RunComparison) -> Iterator[str]:
             "got slower or faster meanwhile, these ratios have that in them, but not their "
             "intervals and p; three repeats or more put it there."
         )
-    repeats = {m.change.repeats for m in changes if m.drift is Drift.REPEATS}
-    if repeats:
-        few = " Two repeats say little of others: more make these narrower." if 2 in repeats else ""
+    repeated = {m.change.repeats for m in changes if m.drift is Drift.REPEATS}
+    if repeated:
+        few = (
+            " Two repeats say little of others: more make these narrower." if 2 in repeated else ""
+        )
         yield (
             "Over repeats: one arm served all requests, then the next one. What the machine did "
             f"meanwhile is in these intervals as far as it differs from repeat to repeat.{few}"
@@ -197,35 +192,28 @@ def quantile_method(repeats: int) -> str:
     return f"order statistics over requests, and Student's t over {repeats} repeats{few}"
 
 
-def comparison_document(comparison: RunComparison) -> dict[str, Any]:
-    """The comparison as JSON values, with every flipped sample."""
-    return {"schema": SCHEMA, **asdict(comparison)}
+def _json(comparison: RunComparison) -> str:
+    """One line, with every flipped sample."""
+    return json.dumps({"schema": SCHEMA, **asdict(comparison)}, allow_nan=False)
 
 
-def comparison_json(comparison: RunComparison) -> str:
-    """The document on one line."""
-    return json.dumps(comparison_document(comparison), allow_nan=False)
-
-
-def comparison_markdown(comparison: RunComparison) -> str:
-    """Headings, tables and notes in Markdown."""
+def _markdown(comparison: RunComparison) -> str:
     parts = [f"## {comparison.after} against {comparison.before}"]
     for arm in comparison.arms:
-        tables = (table.markdown(right=1) for table in arm_tables(comparison, arm))
-        parts += [f"### {heading(arm)}", *tables, *arm_notes(comparison, arm)]
+        parts.append(f"### {_heading(arm)}")
+        for part in _parts(comparison, arm):
+            parts.append(part if isinstance(part, str) else part.markdown(right=1))
     notes = "\n".join(f"- {note}" for note in run_notes(comparison))
     return "\n\n".join([*parts, notes]) + "\n"
 
 
-def comparison_text(comparison: RunComparison, width: int = WIDTH) -> str:
-    """Tables and notes for a terminal."""
+def _text(comparison: RunComparison) -> str:
     parts: list[str | Table] = []
     if comparison.before != comparison.after:
         parts.append(f"before: {comparison.before}\nafter:  {comparison.after}")
     for arm in comparison.arms:
-        tables = arm_tables(comparison, arm)
-        parts += [f"\n{heading(arm)}", *tables, *arm_notes(comparison, arm)]
-    console = Console(width=width, highlight=False, no_color=True)
+        parts += [f"\n{_heading(arm)}", *_parts(comparison, arm)]
+    console = Console(width=WIDTH, highlight=False, no_color=True)
     with console.capture() as captured:
         for part in (*parts, "", *run_notes(comparison)):
             console.print(part, markup=False)
@@ -234,8 +222,8 @@ def comparison_text(comparison: RunComparison, width: int = WIDTH) -> str:
 
 #: By the name that users give.
 FORMATS: Mapping[str, Callable[[RunComparison], str]] = {
-    "text": comparison_text,
-    "json": comparison_json,
-    "markdown": comparison_markdown,
-    "github": comparison_markdown,
+    "text": _text,
+    "json": _json,
+    "markdown": _markdown,
+    "github": _markdown,
 }

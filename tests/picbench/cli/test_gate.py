@@ -70,18 +70,19 @@ def test_wrong_usage_is_exit_2(
     assert message in done.stderr
 
 
-def test_another_workload_is_exit_3(baseline: str, tmp_path: Path) -> None:
-    new = run(tmp_path / "new", "--algo", "full,mepic", "--concurrency", "2")
-    done = invoke("gate", new, "--baseline", baseline)
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("full,mepic", "--concurrency", "2"), "config.concurrency is 4 and 2"),
+        (("full",), "lacks the arms mepic"),
+    ],
+)
+def test_another_workload_is_exit_3(
+    baseline: str, tmp_path: Path, flags: tuple[str, ...], message: str
+) -> None:
+    done = invoke("gate", run(tmp_path / "new", "--algo", *flags), "--baseline", baseline)
     assert done.exit_code == 3
-    assert "config.concurrency is 4 and 2" in done.stderr
-
-
-def test_a_missing_arm_is_exit_3(baseline: str, tmp_path: Path) -> None:
-    new = run(tmp_path / "new", "--algo", "full")
-    done = invoke("gate", new, "--baseline", baseline)
-    assert done.exit_code == 3
-    assert "lacks the arms mepic" in done.stderr
+    assert message in done.stderr
 
 
 def test_other_scores_than_the_baselines_are_exit_3(baseline: str, tmp_path: Path) -> None:
@@ -170,30 +171,27 @@ def test_json_has_every_check(baseline: str, tmp_path: Path) -> None:
     assert set(document["checks"][0]) == {"arm", "metric", "verdict", "before", "after", "message"}
 
 
-def test_junit_has_a_case_for_each_check(baseline: str, tmp_path: Path) -> None:
-    new = run(tmp_path / "new", mepic=FakeEngine("mepic", reused=0))
-    suite = ElementTree.fromstring(
-        invoke("gate", new, "--baseline", baseline, "--format", "junit").stdout
-    )
+@pytest.mark.parametrize(
+    ("mepic", "tag", "named"),
+    [
+        (FakeEngine("mepic", reused=0), "failure", ["computed_tokens", "reused_tokens"]),
+        (ForgetfulEngine("mepic"), "skipped", ["score"]),
+    ],
+)
+def test_junit_has_a_case_for_each_check(
+    baseline: str, tmp_path: Path, mepic: FakeEngine, tag: str, named: list[str]
+) -> None:
+    new = run(tmp_path / "new", mepic=mepic)
+    done = invoke("gate", new, "--baseline", baseline, "--format", "junit")
+    suite = ElementTree.fromstring(done.stdout)
     cases = list(suite.iter("testcase"))
-    failed = [case.get("name") for case in cases if case.find("failure") is not None]
-    assert failed == ["computed_tokens", "reused_tokens"]
-    assert suite.get("failures") == "2"
+    found = [
+        (case.get("classname"), case.get("name")) for case in cases if case.find(tag) is not None
+    ]
+    assert found == [("mepic", name) for name in named]
+    counts = {"failure": suite.get("failures"), "skipped": suite.get("skipped")}
+    assert counts == {"failure": "0", "skipped": "0"} | {tag: str(len(named))}
     assert int(suite.get("tests", 0)) == len(cases)
-
-
-def test_junit_skips_what_is_open(baseline: str, tmp_path: Path) -> None:
-    new = run(tmp_path / "new", mepic=ForgetfulEngine("mepic"))
-    suite = ElementTree.fromstring(
-        invoke("gate", new, "--baseline", baseline, "--format", "junit").stdout
-    )
-    skipped = {
-        (case.get("classname"), case.get("name"))
-        for case in suite.iter("testcase")
-        if case.find("skipped") is not None
-    }
-    assert skipped == {("mepic", "score")}
-    assert (suite.get("skipped"), suite.get("failures")) == ("1", "0")
 
 
 def test_drift_is_unknown_from_one_run_alone(baseline: str, tmp_path: Path) -> None:
