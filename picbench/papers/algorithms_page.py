@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +57,16 @@ class PublishedOrder:
 
 @dataclass(frozen=True, slots=True)
 class OrderStep:
-    """Two arms on a data set: the first one's score less the second one's, paired by row."""
+    """Two arms on a data set: the first one's score less the second one's, paired by row.
+
+    The verdict is whether the interval is on one side of zero, or of no width there.
+    """
 
     better: Where
     worse: Where
     dataset: str
     difference: RowInterval
-
-    @property
-    def verdict(self) -> str:
-        """Whether the interval is on one side of zero, or of no width there."""
-        if self.difference.low >= 0:
-            return "holds"
-        return "fails" if self.difference.high < 0 else "undecided"
+    verdict: str
 
 
 #: An order, and its steps on all data sets.
@@ -136,13 +133,16 @@ def judge(order: PublishedOrder, parts: Mapping[Case, ScoredPart]) -> list[Order
         part = parts.get(Case(where[0], dataset))
         return part.arms[where[1]].score if part and where[1] in part.arms else ()
 
-    return [
-        OrderStep(better, worse, dataset, difference_of(one[:rows], other[:rows]))
-        for better, worse in pairwise(order.arms)
-        for dataset in dict.fromkeys(case.dataset for case in parts)
-        if (one := scores(dataset, better)) and (other := scores(dataset, worse))
-        if (rows := min(len(one), len(other)))
-    ]
+    steps = []
+    for (better, worse), dataset in product(
+        pairwise(order.arms), dict.fromkeys(case.dataset for case in parts)
+    ):
+        one, other = scores(dataset, better), scores(dataset, worse)
+        if rows := min(len(one), len(other)):
+            less = difference_of(one[:rows], other[:rows])
+            verdict = "holds" if less.low >= 0 else "fails" if less.high < 0 else "undecided"
+            steps.append(OrderStep(better, worse, dataset, less, verdict))
+    return steps
 
 
 def score_arms(part: ScoredPart) -> dict[str, ArmScore]:
@@ -201,11 +201,10 @@ def _document(workloads: Mapping[str, Scores], judged: Sequence[Judged]) -> dict
     """The numbers of the page; intervals of scores are value, low and high."""
 
     def fields(score: ArmScore) -> dict[str, Any]:
-        found = asdict(score) | {
-            name: list(asdict(interval).values())
-            for name, interval in (("difference", score.difference), ("kept", _kept(score)))
-        }
-        return {name: value for name, value in found.items() if name not in ("case", "arm")}
+        found = asdict(score)
+        del found["case"], found["arm"]
+        intervals = {name: list(found[name].values()) for name in ("difference", "kept")}
+        return found | intervals
 
     return {
         "schema": 1,
@@ -217,11 +216,7 @@ def _document(workloads: Mapping[str, Scores], judged: Sequence[Judged]) -> dict
             for name, scores in workloads.items()
         },
         "orders": [
-            {
-                "claim": order.claim,
-                "source": order.source,
-                "pairs": [asdict(step) | {"verdict": step.verdict} for step in steps],
-            }
+            {"claim": order.claim, "source": order.source, "pairs": [asdict(s) for s in steps]}
             for order, steps in judged
         ],
     }

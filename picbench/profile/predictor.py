@@ -311,7 +311,7 @@ class _ArmKind:
 
     def predict(self, point: GridPoint, cell: ArmCell) -> CellPrediction:
         """The fitted times of a cell, of what it computed."""
-        alone, loop = self._counts(point, [cell])
+        _, alone, loop = self._counts(point, [cell])
         return CellPrediction(
             self.ttft.predict(alone.first_token(self.graphs)) if self.ttft else None,
             cell.requests / self.seconds.predict(loop.costs()) if self.seconds else None,
@@ -329,7 +329,7 @@ class _ArmKind:
         for point, arms in self._observed(self._grid):
             if point.load == ALONE:
                 quiet = _quiet_cells(arms)
-                size, _ = self._counts(point, quiet)
+                _, size, _ = self._counts(point, quiet)
                 value = median(arm.ttft_s for arm in quiet)
                 counts = size.first_token(self.graphs)
                 yield Observation(_traffic(point), counts, value, _shape(size)[:-1])
@@ -337,25 +337,15 @@ class _ArmKind:
     def loops(self) -> Iterator[Observation]:
         """Seconds of the engine for all requests, a median at each point."""
         for point, arms in self._observed(self._grid):
-            _, loop = self._counts(point, arms)
+            mean, _, loop = self._counts(point, arms)
             value = loop.requests / median(arm.requests_s for arm in arms)
-            yield Observation(_traffic(point), loop.costs(), value, _shape(self._size(point, arms)))
+            yield Observation(_traffic(point), loop.costs(), value, _shape(mean))
 
-    def _counts(self, point: GridPoint, arms: Sequence[ArmCell]) -> tuple[RequestSize, LoopCounts]:
-        """The request of the median TTFT, and what serving the cell takes."""
-        facts, size = self._grid.facts, self._size(point, arms)
-        running = 1 if point.load == ALONE else facts.running
-        requests = repeat(size, arms[0].requests)
-        loop = serve_loop(requests, running, facts.step_tokens, self.graphs)
-        known = [arm.middle for arm in arms if arm.middle is not None]
-        if len(known) == len(arms):
-            computed, compiled = (fmean(column) for column in zip(*known, strict=True))
-            size = size._replace(computed=computed, compiled=compiled)
-        return size, loop
-
-    def _size(self, point: GridPoint, arms: Sequence[ArmCell]) -> RequestSize:
-        """The mean request of a cell's repeats."""
-        return RequestSize(
+    def _counts(
+        self, point: GridPoint, arms: Sequence[ArmCell]
+    ) -> tuple[RequestSize, RequestSize, LoopCounts]:
+        """The mean request of a cell's repeats, that of the median TTFT, and what serving takes."""
+        mean = RequestSize(
             prompt=fmean(arm.prompt for arm in arms),
             computed=fmean(arm.computed for arm in arms),
             compiled=fmean(arm.compiled or 0.0 for arm in arms),
@@ -364,6 +354,14 @@ class _ArmKind:
             chunk_tokens=point.chunk_tokens,
             output=fmean(arm.output for arm in arms),
         )
+        facts, running = self._grid.facts, 1 if point.load == ALONE else self._grid.facts.running
+        requests = repeat(mean, arms[0].requests)
+        loop = serve_loop(requests, running, facts.step_tokens, self.graphs)
+        known = [arm.middle for arm in arms if arm.middle is not None]
+        if len(known) < len(arms):
+            return mean, mean, loop
+        computed, compiled = (fmean(column) for column in zip(*known, strict=True))
+        return mean, mean._replace(computed=computed, compiled=compiled), loop
 
     def _observed(self, measured: MeasuredGrid) -> Iterator[tuple[GridPoint, list[ArmCell]]]:
         """Each point of a closed loop, and the repeats of each arm of the kind in it."""
