@@ -235,12 +235,12 @@ def report(*, runs: tuple[str, ...], output: Path | None, margin: float) -> None
     Each run has a verdict, what to know before believing it, tables, figures, and the answers that
     differ from full's with their passages. Several runs also have an overview.
     """
-    from picbench.report.page import ReportSettings, write_report
+    from picbench.report.page import write_report
 
     paths = [Path(run) for run in runs]
     folder = paths[0] if len(paths) == 1 else Path()
     file = output if output is not None else folder / "report.html"
-    write_report(paths, file, ReportSettings(margin))
+    write_report(paths, file, margin)
     click.echo(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")
 
 

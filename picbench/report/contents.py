@@ -1,70 +1,63 @@
 """What a report says of a run, as far as the run got: its arms, a verdict, reasons to doubt it."""
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from picbench.compare.arm import (
-    SCORE,
-    SCORE_OF_ALL,
-    ArmComparison,
-    MeasuredArm,
-    MetricChange,
-    arm_of,
-    quantile_of,
-)
+from picbench.compare import arm as columns
+from picbench.compare.arm import ArmComparison, MeasuredArm, MetricChange
 from picbench.compare.comparison import ComparisonSettings, RunComparison, adjusted, compare_in_run
 from picbench.compare.formats import drift_words
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.run.result import late_kernels, slow_tiers
-from picbench.statistics.intervals import (
-    Interval,
-    Quantile,
-    StudentMean,
-    sum_clusters,
-    values_needed,
-)
+from picbench.statistics import intervals
 from picbench.statistics.significance import Loss, loss_bounds, unseen_share
 from picbench.store.manifest import FINAL
-from picbench.store.reader import Run, Series, check_rows
+from picbench.store.reader import Run, check_rows
 from picbench.store.records import SampleRow, Tally
 from picbench.store.summary import BASELINE, ArmSummary, summarise
-from picbench.store.writer import MEMORY, SAMPLES, SUMMARY, WORKLOAD, StoredSample
+from picbench.store.writer import MEMORY, SAMPLES, SUMMARY, WORKLOAD
 from picbench.tables.run import stalled, subject_of
 
 T = TypeVar("T")
 
-#: Fewer requests than this have wide intervals.
-_FEW = 30
-
-#: Ends of intervals of ratios are not told below this, nor above its inverse.
-_LEAST = 0.01
-
 
 @dataclass(frozen=True, slots=True)
 class ArmFacts:
-    """One arm: its rows in the order of the run, its summary, its answered requests in columns.
-
-    `score_interval` is that of the mean score; None where scores say nothing of their spread.
-    """
+    """One arm: its rows in the order of the run, its summary, its answered requests in columns."""
 
     rows: Sequence[SampleRow]
     summary: ArmSummary
     measured: MeasuredArm
-    score_interval: Interval | None
 
     @property
     def timed(self) -> int:
         """How many requests have a time to the first token."""
         return sum(time is not None for time in self.measured.times["ttft_ms"])
 
-    def ttft_at(self, q: float) -> Quantile:
+    def ttft_at(self, q: float) -> intervals.Quantile:
         """A quantile of TTFT in ms with its interval; without a value from too few requests."""
-        return quantile_of(self.measured, "ttft_ms", q)
+        return columns.quantile_of(self.measured, "ttft_ms", q)
+
+    def score_interval(self) -> intervals.Interval | None:
+        """95 % for the mean score, unparsed as 0, by Student's t over sets of documents.
+
+        None of a single set, and where all have the same score, which says nothing of the spread.
+        """
+        answered = [row for row in self.rows if row.error is None]
+        known = [(0.0 if r.outcome == "unparsed" else r.score, r) for r in answered]
+        scores = [(score, r.cluster or r.sample) for score, r in known if score is not None]
+        if not scores:
+            return None
+        values, clusters = zip(*scores, strict=True)
+        sums = intervals.sum_clusters(np.asarray(values, dtype=np.float64), clusters)
+        found = intervals.StudentMean.of(sums)
+        interval = found.interval() if found.standard_error else None
+        return interval and interval.within(0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +70,6 @@ class RunContents:
 
     run: Run
     arms: Mapping[str, ArmFacts]
-    ledger: Mapping[str, Series]
     comparison: RunComparison | None
     missing: Sequence[str]
     notes: Sequence[str]
@@ -105,8 +97,8 @@ class RunContents:
     @property
     def metric(self) -> str:
         """How replies are scored."""
-        names = [arm.score.metric for arm in self.summaries.values()]
-        return names[0] if names else str(self.manifest["workload"]["metric"] or "score")
+        scored = (arm.score.metric for arm in self.summaries.values())
+        return next(scored, str(self.manifest["workload"]["metric"] or "score"))
 
     @property
     def meaningful(self) -> bool:
@@ -125,22 +117,6 @@ class RunContents:
             *([] if status == "complete" else [f"{status} run"]),
         ]
 
-    def sent(self, samples: Container[str]) -> Mapping[str, StoredSample]:
-        """What was sent for these samples; nothing where the run did not keep it."""
-        return {} if WORKLOAD in self.missing else self.run.samples_sent(samples)
-
-    def reusing(self) -> list[str]:
-        """The arms that reuse chunks; an algorithm that is not installed here counts as one."""
-        registry = Registry()
-        return [name for name in self.arms if self._reuses(name, registry)]
-
-    def _reuses(self, name: str, registry: Registry) -> bool:
-        try:
-            spec = self.manifest["arms"][name]["algorithm"]
-            return registry.parse(spec).reuse is Reuse.CHUNKS
-        except (ConfigError, KeyError):
-            return name != BASELINE
-
 
 def read_contents(run: Run, margin: float) -> RunContents:
     """Everything that is there; `margin` is the loss of score to judge.
@@ -154,16 +130,24 @@ def read_contents(run: Run, margin: float) -> RunContents:
     summary = _read_if_there(lambda: run.summary, run.path / SUMMARY)
     if summary and run.manifest["status"] in FINAL and (run.path / SAMPLES).exists():
         check_rows(run)
-    ledger = _read_if_there(lambda: run.ledger, run.path / MEMORY) or {}
+    ledger = _read_if_there(lambda: run.ledger, run.path / MEMORY)
     sent = (run.path / WORKLOAD).exists()
-    known: dict[str, object] = {SAMPLES: rows, SUMMARY: summary, MEMORY: ledger, WORKLOAD: sent}
-    summaries = summary or _recomputed(run, rows)
-    arms = {name: _facts(name, found, summaries[name]) for name, found in rows.items()}
+    known = {SAMPLES: rows, SUMMARY: summary, MEMORY: ledger, WORKLOAD: sent}
+    # Rows alone, of a run that ended early, say no throughput and no blocks.
+    summaries = summary or summarise(
+        {name: Tally(rows=found) for name, found in rows.items()},
+        metric=run.manifest["workload"]["metric"] or "score",
+        meaningful=run.manifest["model"]["meaningful"],
+    )
+    arms = {
+        name: ArmFacts(found, summaries[name], columns.arm_of(name, found, summaries[name]))
+        for name, found in rows.items()
+    }
     comparison, notes = None, ["nothing is compared before the run has a summary"]
     if rows and summary:
         comparison, notes = _compare_with_full(run, arms, ComparisonSettings(margin=margin))
     missing = [name for name, content in known.items() if not content]
-    return RunContents(run, arms, ledger, comparison, missing, notes)
+    return RunContents(run, arms, comparison, missing, notes)
 
 
 def _read_if_there(read: Callable[[], T], file: Path) -> T | None:
@@ -174,33 +158,6 @@ def _read_if_there(read: Callable[[], T], file: Path) -> T | None:
         if file.exists():
             raise
         return None
-
-
-def _facts(name: str, rows: Sequence[SampleRow], summary: ArmSummary) -> ArmFacts:
-    return ArmFacts(rows, summary, arm_of(name, rows, summary), _score_interval(rows))
-
-
-def _score_interval(rows: Sequence[SampleRow]) -> Interval | None:
-    """95 % for the mean score, unparsed as 0, by Student's t over sets of documents.
-
-    None of a single set, and where all have the same score, which says nothing of the spread.
-    """
-    answered = [row for row in rows if row.error is None]
-    known = [(0.0 if r.outcome == "unparsed" else r.score, r) for r in answered]
-    scores = [(score, r.cluster or r.sample) for score, r in known if score is not None]
-    if not scores:
-        return None
-    values, clusters = zip(*scores, strict=True)
-    found = StudentMean.of(sum_clusters(np.asarray(values, dtype=np.float64), clusters))
-    interval = found.interval() if found.standard_error else None
-    return interval and interval.within(0.0, 1.0)
-
-
-def _recomputed(run: Run, rows: Mapping[str, list[SampleRow]]) -> Mapping[str, ArmSummary]:
-    """What rows alone say, for a run that ended early: no throughput and no blocks."""
-    tallies = {name: Tally(rows=found) for name, found in rows.items()}
-    metric = run.manifest["workload"]["metric"] or "score"
-    return summarise(tallies, metric=metric, meaningful=run.manifest["model"]["meaningful"])
 
 
 def _compare_with_full(
@@ -247,17 +204,19 @@ def ratio_ends(metric: MetricChange) -> str:
     interval = metric.change.interval
     if interval is None:
         return ""
-    low = f"below {_LEAST:g}" if interval.low < _LEAST else f"{interval.low:.2f}"
-    high = f"above {1 / _LEAST:g}" if interval.high > 1 / _LEAST else f"{interval.high:.2f}"
+    low = "below 0.01" if interval.low < 0.01 else f"{interval.low:.2f}"
+    high = "above 100" if interval.high > 100 else f"{interval.high:.2f}"
     return f"{low} to {high}{drift_words(metric)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """The verdict on a run in words; `detail` is what it means for the margin that was asked for.
+def ratio_text(metric: MetricChange, unit: str = "x") -> str:
+    """A ratio, with the ends of its interval in brackets where there are any."""
+    ends = ratio_ends(metric)
+    return f"{metric.change.value:.2f}{unit}{f' ({ends})' if ends else ''}"
 
-    `tone` is how the page colours it.
-    """
+
+class Headline(NamedTuple):
+    """The verdict on a run in words, in detail against the margin, and how the page colours it."""
 
     text: str
     detail: str
@@ -268,15 +227,22 @@ def headline(contents: RunContents) -> Headline:
     """What the run's main arm gains and loses against full, or why that cannot be said."""
     if contents.manifest["status"] == "invalid":
         return Headline("Invalid run", f"{contents.manifest['reason'] or 'no reason given'}", "bad")
-    name = subject_of(contents.reusing())
+    name = subject_of([name for name in contents.arms if _reuses(contents, name)])
     arm = next((arm for arm in contents.compared if arm.after == name), None)
     if contents.comparison is None or arm is None:
         detail = contents.notes[0] if contents.notes else f"no arm reuses chunks beside {BASELINE}"
         return Headline("No comparison", detail)
     # Over all samples where some replies are unparsed: leaving these out flatters an arm.
-    score = arm.metric(SCORE_OF_ALL) or arm.metric(SCORE)
-    parts = ", ".join(_gains(contents, arm, score))
-    text = f"{arm.after} against {BASELINE}: {parts} (n={arm.pairs})"
+    score = arm.metric(columns.SCORE_OF_ALL) or arm.metric(columns.SCORE)
+    ttft, peaks, gains = arm.metric("ttft_ms"), arm.counter("peak_blocks"), list[str]()
+    if ttft is not None:
+        gains.append(f"first token in {ratio_text(ttft, 'x the time')}")
+    if peaks is not None and peaks.before:
+        gains.append(f"{peaks.after / peaks.before:.2f}x the blocks at peak")
+    if score is not None and contents.meaningful:
+        found, words = score.change.interval, f"{contents.metric} {score.change.value:+.2f}"
+        gains.append(words if found is None else f"{words} ({found.low:+.2f} to {found.high:+.2f})")
+    text = f"{arm.after} against {BASELINE}: {', '.join(gains)} (n={arm.pairs})"
     margin = contents.comparison.settings.margin
     if not contents.meaningful or score is None or margin is None:
         return Headline(text, "Scores mean nothing here.")
@@ -294,28 +260,20 @@ def headline(contents: RunContents) -> Headline:
     return Headline(text, f"Whether it loses more than {margin:g} is open{more}")
 
 
-def _gains(contents: RunContents, arm: ArmComparison, score: MetricChange | None) -> Iterator[str]:
-    ttft, peaks = arm.metric("ttft_ms"), arm.counter("peak_blocks")
-    if ttft is not None:
-        ends = ratio_ends(ttft)
-        yield f"first token in {ttft.change.value:.2f}x the time{f' ({ends})' if ends else ''}"
-    if peaks is not None and peaks.before:
-        yield f"{peaks.after / peaks.before:.2f}x the blocks at peak"
-    if score is not None and contents.meaningful:
-        found = score.change.interval
-        ends = "" if found is None else f" ({found.low:+.2f} to {found.high:+.2f})"
-        yield f"{contents.metric} {score.change.value:+.2f}{ends}"
+def _reuses(contents: RunContents, arm: str) -> bool:
+    """Whether an arm reuses chunks; one whose algorithm is not installed here counts as such."""
+    try:
+        spec = contents.manifest["arms"][arm]["algorithm"]
+        return Registry().parse(spec).reuse is Reuse.CHUNKS
+    except (ConfigError, KeyError):
+        return arm != BASELINE
 
 
-def cautions(contents: RunContents) -> list[str]:
+def cautions(contents: RunContents) -> Iterator[str]:
     """Reasons to doubt the numbers, the gravest first; none for a run with nothing against it."""
-    words = (_status, _workload, _arms, lambda found: found.notes, _sizes, _provenance)
-    return [line for say in words for line in say(contents)]
-
-
-def _status(contents: RunContents) -> Iterator[str]:
-    status, reason = contents.manifest["status"], contents.manifest["reason"]
-    because = f": {reason}" if reason else ""
+    manifest, summaries = contents.manifest, contents.summaries
+    status, workload, attempts = manifest["status"], manifest["workload"], manifest["attempts"]
+    because = f": {manifest['reason']}" if manifest["reason"] else ""
     if status == "invalid":
         yield f"The run is invalid{because}. Its numbers mean nothing."
     elif status == "partial":
@@ -324,61 +282,44 @@ def _status(contents: RunContents) -> Iterator[str]:
         yield f"The run is {status}{because}; this is what it has so far."
     for name in contents.missing:
         yield f"The run has no {name}; what is read from it is left out."
-
-
-def _workload(contents: RunContents) -> Iterator[str]:
-    model, workload = contents.manifest["model"], contents.manifest["workload"]
     if not contents.meaningful:
-        yield f"The model has {model['weights']} weights: scores and replies mean nothing."
+        weights = manifest["model"]["weights"]
+        yield f"The model has {weights} weights: scores and replies mean nothing."
     if workload["synthetic"]:
         yield "The rows are synthetic, not the data set's own."
-    if contents.manifest["config"].get("drop"):
+    if manifest["config"].get("drop"):
         yield "Prompts lack passages on purpose: full does not know them either."
-    if workload["skipped_rows"]:
-        first = workload["first_skipped"]
-        yield f"{workload['skipped_rows']} malformed rows were left out, the first: {first}."
+    if skipped := workload["skipped_rows"]:
+        yield f"{skipped} malformed rows were left out, the first: {workload['first_skipped']}."
     if workload["truncated"]:
         yield f"{workload['truncated']} prompts were cut to fit the context."
-
-
-def _arms(contents: RunContents) -> Iterator[str]:
     for name, arm in contents.arms.items():
         failed = [row.error for row in arm.rows if row.error is not None]
         if failed:
             count = f"{len(failed)} of {len(arm.rows)} requests"
             yield f"{name}: {count} failed, the first: {failed[0]}"
-        untimed = sum(row.error is None and not row.timed for row in arm.rows)
-        if untimed:
+        if untimed := sum(row.error is None and not row.timed for row in arm.rows):
             yield f"{name}: {untimed} requests were answered but not timed."
-        unparsed = arm.summary.outcomes.get("unparsed", 0)
-        if unparsed:
+        if unparsed := arm.summary.outcomes.get("unparsed"):
             yield f"{name}: nothing to score in {unparsed} replies, which count as 0."
-    summaries = contents.summaries
     for name, summary in summaries.items():
         if summary.provenance == "simulated":
             yield f"{name} is simulated: no engine computed anything, its numbers are a model's."
     for line in (*stalled(summaries), *slow_tiers(summaries), *late_kernels(summaries)):
         yield line.replace("`", "")
-    for name, document in contents.manifest["arms"].items():
-        for note in document["engine"].get("notes", ()):
-            yield f"{name}: {note}"
-
-
-def _sizes(contents: RunContents) -> Iterator[str]:
+    for name, document in manifest["arms"].items():
+        yield from (f"{name}: {note}" for note in document["engine"].get("notes", ()))
+    yield from contents.notes
     if not contents.arms:
         yield "No request was answered."
-        return
-    fewest, needed = min(arm.timed for arm in contents.arms.values()), values_needed(0.99)
-    if fewest < _FEW:
-        yield f"Only {fewest} timed requests an arm: intervals are wide."
-    if fewest < needed:
-        yield f"p99 is not given: it needs {needed} timed requests, an arm has {fewest}."
-
-
-def _provenance(contents: RunContents) -> Iterator[str]:
-    if (contents.manifest["provenance"].get("git") or {}).get("dirty"):
+    else:
+        fewest = min(arm.timed for arm in contents.arms.values())
+        if fewest < 30:
+            yield f"Only {fewest} timed requests an arm: intervals are wide."
+        if fewest < (needed := intervals.values_needed(0.99)):
+            yield f"p99 is not given: it needs {needed} timed requests, an arm has {fewest}."
+    if (manifest["provenance"].get("git") or {}).get("dirty"):
         yield "The code had changes that are in no commit."
-    attempts = contents.manifest["attempts"]
     if len(attempts) > 1:
         changed = sum(attempt["changed_outputs"] for attempt in attempts)
         again = f"; {changed} replies were other ones when served again" if changed else ""

@@ -12,14 +12,15 @@ from unittest.mock import patch
 
 import pytest
 from harness_fakes import REFUSED, FakeEngine, Harness, PicEngine, make_sample, run_fakes
+from hypothesis import given
+from hypothesis import strategies as st
 from measured_arms import known
 
 from picbench.engines.request import Request, Result
 from picbench.errors import ConfigError, InvalidRun
-from picbench.report.answers import browse_answers
 from picbench.report.contents import read_contents
-from picbench.report.page import ReportSettings, report_page, write_report
-from picbench.report.sections import decay_table
+from picbench.report.page import frontier, report_page, write_report
+from picbench.report.sections import browse_answers, decay_table
 from picbench.store.reader import read_run
 from picbench.workloads.sample import SampleSegment
 
@@ -31,6 +32,13 @@ FIGURES = [
     "Distribution of time to the first token",
     "KV blocks over time",
 ]
+
+
+POINTS = st.dictionaries(
+    st.text(max_size=3),
+    st.tuples(st.sampled_from([1.0, 2.0, 3.0, 10.0]), st.sampled_from([0.0, 0.25, 0.5, 1.0])),
+    max_size=8,
+)
 
 
 class WrongEngine(FakeEngine):
@@ -81,7 +89,7 @@ class Page(HTMLParser):
 def page_of(*runs: Path, drawn: bool = False) -> Page:
     """The page; without figures unless they are asked for, as drawing takes a second a run."""
     with nullcontext() if drawn else patch("picbench.figures.run.draw_run"):
-        return Page.of(report_page(runs, ReportSettings()))
+        return Page.of(report_page(runs, 0.02))
 
 
 def harness(count: int = 6, weights: str = "real") -> Harness:
@@ -112,7 +120,7 @@ def test_what_models_and_rows_say_is_text(run: Path) -> None:
 
 
 def test_the_page_needs_no_network(run: Path) -> None:
-    html = report_page([run], ReportSettings())
+    html = report_page([run], 0.02)
     page = Page.of(html)
     for tag, attributes in page.tags:
         assert tag not in ("link", "iframe", "object", "embed", "base")
@@ -152,23 +160,19 @@ def test_all_arms_are_in_all_parts(run: Path) -> None:
     assert "undecided" in text
 
 
-def test_an_arm_that_lost_everything_is_told_and_browsed(run: Path) -> None:
+def test_what_changed_most_is_browsed_as_far_as_there_is_room(run: Path) -> None:
     contents = read_contents(read_run(run), 0.02)
     browser = known(browse_answers(contents, 100_000))
     assert (browser.total, list(browser.arms)) == (6, ["naive"])
     first = browser.samples[0]
     assert (first.flipped, first.change, first.answers) == (["naive"], "naive -1.00", ["yes"])
     assert [row[0] for row in first.replies.rows] == ["full", "naive", "mepic"]
-    # A passage of its own for each sample, and one that all share.
-    assert len(browser.passages) == 7
     assert all(len(sample.passages) == 2 for sample in browser.samples)
-
-
-def test_little_room_shows_fewer_samples_and_says_so(run: Path) -> None:
-    contents = read_contents(read_run(run), 0.02)
-    browser = known(browse_answers(contents, 5_000))
-    assert 0 < len(browser.samples) < browser.total == 6
-    assert f"The {len(browser.samples)} of 6 that changed most" in browser.notes[0]
+    # A passage of its own for each sample, and one that all share.
+    assert len({key for sample in browser.samples for key in sample.passages}) == 7
+    few = known(browse_answers(contents, 5_000))
+    assert 0 < len(few.samples) < few.total == 6
+    assert f"The {len(few.samples)} of 6 that changed most" in few.notes[0]
 
 
 @pytest.mark.parametrize("arm", ["full", "mepic"])
@@ -186,6 +190,20 @@ def test_failed_requests_are_counted_and_quoted(tmp_path: Path) -> None:
     assert "mepic: 1 of 4 requests failed, the first: " in text
     assert "a chunk is too long" in text
     assert "partial run" in text
+
+
+@given(POINTS)
+def test_the_frontier_is_what_no_other_beats(points: dict[str, tuple[float, float]]) -> None:
+    def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+        return one != other and one[0] <= other[0] and one[1] >= other[1]
+
+    kept = frontier(points)
+    assert {*kept} == {
+        arm for arm, own in points.items() if not any(beats(p, own) for p in points.values())
+    }
+    for axis in (0, 1):
+        values = [points[arm][axis] for arm in kept]
+        assert values == sorted(values)
 
 
 def test_an_invalid_run_says_so_first(tmp_path: Path) -> None:
@@ -209,30 +227,32 @@ def test_a_run_that_ended_early_is_shown_as_far_as_it_got(run: Path) -> None:
     assert "No request was answered." in page_of(run).text
 
 
-def test_a_file_of_rows_that_is_empty_is_an_error(run: Path) -> None:
-    (run / "samples.jsonl").write_text("")
-    with pytest.raises(InvalidRun, match="has 0 rows of"):
+@pytest.mark.parametrize(
+    ("name", "content", "error", "words"),
+    [
+        ("samples.jsonl", "", InvalidRun, "has 0 rows of"),
+        ("summary.json", "{", ConfigError, r"summary\.json: cannot be read"),
+    ],
+)
+def test_broken_files_are_an_error(
+    run: Path, name: str, content: str, error: type[Exception], words: str
+) -> None:
+    (run / name).write_text(content)
+    with pytest.raises(error, match=words):
         page_of(run)
 
 
-def test_files_that_cannot_be_read_are_an_error(run: Path) -> None:
-    (run / "summary.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"summary\.json: cannot be read"):
-        page_of(run)
-
-
-def test_memory_is_told_in_bytes_beside_blocks(run: Path) -> None:
-    page = page_of(run)
-    assert "KV peak GiB" in page.text
-    assert "Memory of workers at the end, GiB" in page.text
-    assert "0.010" in page.text  # The process of a fake engine: 10 MiB.
-
-
-def test_stalls_are_among_the_cautions(run: Path) -> None:
+def test_memory_stalls_and_few_requests_are_told(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     summary["arms"]["mepic"]["stalls"] = {"steps": 2, "allowed_s": 1.0, "longest_s": 7.5}
     (run / "summary.json").write_text(json.dumps(summary))
-    assert "mepic: stalled in 2 steps, the longest of 7.5 s" in page_of(run).text
+    text = page_of(run).text
+    assert "KV peak GiB" in text
+    assert "Memory of workers at the end, GiB" in text
+    assert "0.010" in text  # The process of a fake engine: 10 MiB.
+    assert "mepic: stalled in 2 steps, the longest of 7.5 s" in text
+    assert "n < 100" in text
+    assert "p99 is not given: it needs 100 timed requests, an arm has 6." in text
 
 
 def test_numbers_that_mean_little_are_labelled_everywhere(tmp_path: Path) -> None:
@@ -250,12 +270,6 @@ def test_a_reference_that_scores_nothing_tells_no_loss(tmp_path: Path) -> None:
     made.engines |= {name: WrongEngine(name) for name in ("full", "mepic")}
     page = page_of(run_fakes(made, tmp_path / "run", *ARMS))
     assert "full scores 0 on all of them, so there is no score to lose." in page.text
-
-
-def test_no_p99_of_few_requests(run: Path) -> None:
-    text = page_of(run).text
-    assert "n < 100" in text
-    assert "p99 is not given: it needs 100 timed requests, an arm has 6." in text
 
 
 def test_several_runs_have_an_overview(run: Path, tmp_path: Path) -> None:
@@ -298,7 +312,7 @@ def test_repeats_are_compared_with_the_same_repeat(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", ["missing/report.html", "."])
 def test_an_output_that_cannot_be_written_is_named(run: Path, tmp_path: Path, broken: str) -> None:
     with pytest.raises(ConfigError, match="`output`"):
-        write_report([run], tmp_path / broken, ReportSettings())
+        write_report([run], tmp_path / broken, 0.02)
 
 
 def test_a_large_run_gives_a_page_of_limited_size(tmp_path: Path) -> None:
@@ -318,7 +332,7 @@ def test_a_large_run_gives_a_page_of_limited_size(tmp_path: Path) -> None:
         weights="real",
         engines={"naive": WrongEngine("naive")},
     )
-    page = report_page([run_fakes(long, tmp_path / "run", *ARMS)], ReportSettings())
+    page = report_page([run_fakes(long, tmp_path / "run", *ARMS)], 0.02)
     assert len(page.encode()) < 5_000_000
     assert "of 450 that changed most" in page
 

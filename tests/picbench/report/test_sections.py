@@ -8,8 +8,8 @@ from measured_arms import known
 
 from picbench.engines.request import Request, Result
 from picbench.errors import ConfigError
-from picbench.report.answers import browse_answers
 from picbench.report.contents import read_contents
+from picbench.report.sections import browse_answers
 from picbench.store.reader import read_run
 
 
