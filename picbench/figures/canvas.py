@@ -239,62 +239,6 @@ def _columns(names: Collection[str]) -> int:
     return 1
 
 
-def lay_out(axis: "Axes") -> "Figure":
-    """Place everything, so that places in the figure are known; the figure."""
-    figure = axis.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()
-    return figure
-
-
-def label_ends(axis: "Axes", ends: Sequence[tuple[str, float, float, str]]) -> None:
-    """Names to the right of the axes, next to where lines end: (name, x, y, colour) each.
-
-    Names that would overlap are moved apart, and a thin line leads to each. Needs final limits.
-    """
-    lay_out(axis)
-    lines = max((name.count("\n") + 1 for name, *_ in ends), default=1)
-    gap = LABEL * 1.15 * lines / (axis.bbox.height * 72 / axis.figure.dpi)
-    in_axes = axis.transScale + axis.transLimits
-    wanted = [float(in_axes.transform((x, y))[1]) for _, x, y, _ in ends]
-    for (name, x, y, colour), height in zip(ends, spread(wanted, gap, 0, 1), strict=True):
-        axis.annotate(
-            name,
-            (x, y),
-            xytext=(1.04, height),
-            textcoords="axes fraction",
-            fontsize=LABEL,
-            color=colour,
-            va="center",
-            linespacing=1.0,
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": colour, "shrinkA": 0, "shrinkB": 0},
-            path_effects=_outline(),
-        )
-
-
-def _outline() -> list[Any]:
-    """White around letters, which keeps them readable on lines and bars."""
-    from matplotlib.patheffects import withStroke
-
-    return [withStroke(linewidth=1.4, foreground="white")]
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places as near as possible to the wanted ones, at least `gap` apart and between the ends."""
-    order = sorted(range(len(wanted)), key=lambda n: wanted[n])
-    placed = dict.fromkeys(order, 0.0)
-    least = low
-    for number in order:
-        placed[number] = max(wanted[number], least)
-        least = placed[number] + gap
-    most = high
-    for number in reversed(order):
-        placed[number] = min(placed[number], most)
-        most = placed[number] - gap
-    return [placed[number] for number in range(len(wanted))]
-
-
 def label_points(
     axis: "Axes",
     points: Sequence[tuple[str, float, float, str]],
@@ -306,21 +250,20 @@ def label_points(
     all that is beside the axes, because the layout stays as it is from here on.
     """
     from adjustText import adjust_text  # type: ignore[import-untyped]
+    from matplotlib.patheffects import withStroke
 
-    lay_out(axis).set_layout_engine("none")
-    named = [point for point in points if point[0]]
-    ink = [*((x, y) for _, x, y, _ in points), *drawn]
+    figure = axis.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    # White around letters keeps them readable on lines and bars.
+    style: Any = {"fontsize": NOTE, "path_effects": [withStroke(linewidth=1.4, foreground="white")]}
     texts = [
-        axis.text(x, y, name, fontsize=NOTE, color=colour, path_effects=_outline(), zorder=5)
-        for name, x, y, colour in named
+        axis.text(x, y, name, color=colour, zorder=5, **style)
+        for name, x, y, colour in points
+        if name
     ]
     if texts:
-        xs, ys = zip(*ink, strict=True)
-        adjust_text(
-            texts,
-            xs,
-            ys,
-            ax=axis,
-            expand=(1.1, 1.3),
-            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": "#444444"},
-        )
+        xs, ys = zip(*((x, y) for _, x, y, _ in points), *drawn, strict=True)
+        arrow = {"arrowstyle": "-", "lw": 0.4, "color": "#444444"}
+        adjust_text(texts, xs, ys, ax=axis, expand=(1.1, 1.3), arrowprops=arrow)

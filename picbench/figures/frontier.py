@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from picbench.figures.canvas import (
     COLUMN,
     LABEL,
@@ -87,13 +89,14 @@ def draw_frontier(
     rows = -(-len(panels) // _ACROSS)
     aim = f"The goal: {goal[1]:.2f} of full's score, linking no more than {goal[0]}."
     about = Panel("linked, % of chunk tokens", "kept, % of full's score", f"{aim} {caption}")
-    names = _legend_names(panels)
+    found = {_family(point) for points in panels.values() for point in points}
+    families = [family.name for key, family in _FAMILIES.items() if key in found]
+    names = [_GOAL_NAME, _FRONTIER_NAME, *families]
     with canvas(about, base, _HIGH * rows, legend=names) as figure:
         axes = figure.subplots(rows, _ACROSS, squeeze=False, sharey=True)
         for axis, (dataset, points) in zip(axes.flat, panels.items(), strict=False):
             _panel(axis, points, goal)
             axis.set_title(dataset)
-            _scale(axis)
         low = min(point.low for points in panels.values() for point in points)
         axes[0][0].set_ylim(10 * (10 * low // 1), 103)
         handles: dict[str, Any] = {}
@@ -108,12 +111,6 @@ def draw_frontier(
         draw_legend(figure, [handles[name] for name in names], names)
 
 
-def _legend_names(panels: Mapping[str, Sequence[FrontierPoint]]) -> list[str]:
-    found = {_family(point) for points in panels.values() for point in points}
-    families = [family.name for key, family in _FAMILIES.items() if key in found]
-    return [_GOAL_NAME, _FRONTIER_NAME, *families]
-
-
 def _panel(axis: Any, points: Sequence[FrontierPoint], goal: tuple[str, float]) -> None:
     arm, kept = goal
     budget = next((p.share for p in points if p.arm == arm), 0.0)
@@ -123,37 +120,32 @@ def _panel(axis: Any, points: Sequence[FrontierPoint], goal: tuple[str, float]) 
     axis.step(*_percent(frontier_steps(points)), where="post", **line)
     for name, family in _FAMILIES.items():
         found = sorted((p for p in points if _family(p) == name), key=lambda p: p.share)
-        if found:
-            _draw_family(axis, family, found)
-
-
-def _scale(axis: Any) -> None:
-    """Square roots: most arms link little."""
-    import numpy as np
-
-    def root(x: Any) -> Any:
-        return np.sign(x) * np.sqrt(np.abs(x))
-
-    axis.set_xscale("function", functions=(root, lambda x: np.sign(x) * np.square(x)))
+        if not found:
+            continue
+        axis.errorbar(
+            *_percent([(p.share, p.kept) for p in found]),
+            yerr=[
+                [100 * (p.kept - p.low) for p in found],
+                [100 * (p.high - p.kept) for p in found],
+            ],
+            color=family.colour,
+            marker=family.marker,
+            mfc="white" if family.hollow else family.colour,
+            mew=0.8,
+            ms=family.size,
+            ls="-" if family.joined else "",
+            lw=0.9,
+            elinewidth=0.5,
+            label=family.name,
+        )
+    # Square roots: most arms link little.
+    axis.set_xscale(
+        "function",
+        functions=(lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x)),
+    )
     axis.set_xlim(-0.3, 108)
     axis.set_xticks(_TICKS, [str(tick) for tick in _TICKS])
     axis.minorticks_off()
-
-
-def _draw_family(axis: Any, family: _Family, points: Sequence[FrontierPoint]) -> None:
-    axis.errorbar(
-        *_percent([(p.share, p.kept) for p in points]),
-        yerr=[[100 * (p.kept - p.low) for p in points], [100 * (p.high - p.kept) for p in points]],
-        color=family.colour,
-        marker=family.marker,
-        mfc="white" if family.hollow else family.colour,
-        mew=0.8,
-        ms=family.size,
-        ls="-" if family.joined else "",
-        lw=0.9,
-        elinewidth=0.5,
-        label=family.name,
-    )
 
 
 def frontier_steps(points: Sequence[FrontierPoint]) -> list[tuple[float, float]]:
@@ -170,38 +162,35 @@ def _percent(pairs: Sequence[tuple[float, float]]) -> Iterator[list[float]]:
     yield [100 * kept for _, kept in pairs]
 
 
+#: Families of the options that are picbench's own.
+_OWN = {
+    frozenset({"anchored=on"}): "anchor",
+    frozenset({"context=document"}): "document",
+    frozenset({"select=question"}): "question",
+    frozenset({"anchored=on", "context=document"}): "both",
+    frozenset({"anchored=on", "context=document", "select=question"}): "all",
+}
+
+
 def _family(point: FrontierPoint) -> str | None:
     """The family of an arm; None for those that are only in the table."""
+    name, *options = point.arm.split(":")
     if "/" in point.arm:
         return "tuned"
-    name, *options = point.arm.split(":")
-    if name in ("full", "prefix"):
-        return None
-    if name == "naive" and not options:
-        return name
-    own = {option for option in options if option in _OWN_OPTIONS}
-    if own:
-        return _OF_OWN[frozenset(own)]
-    if name == "cacheblend":
-        return "static" if "select=first" in options else name
-    if name == "epic" and options[0] != "k=0" and len(options) == 1:
-        return name
-    return name if name == "mepic" and "pad=paper" not in options else "other"
-
-
-_ANCHOR, _DOCUMENT, _QUESTION = _OWN_OPTIONS = (
-    "anchored=on",
-    "context=document",
-    "select=question",
-)
-
-_OF_OWN = {
-    frozenset({_ANCHOR}): "anchor",
-    frozenset({_DOCUMENT}): "document",
-    frozenset({_QUESTION}): "question",
-    frozenset({_ANCHOR, _DOCUMENT}): "both",
-    frozenset({_ANCHOR, _DOCUMENT, _QUESTION}): "all",
-}
+    if own := frozenset(options) & frozenset().union(*_OWN):
+        return _OWN[own]
+    match name:
+        case "full" | "prefix":
+            return None
+        case "naive" if not options:
+            return name
+        case "cacheblend":
+            return "static" if "select=first" in options else name
+        case "epic" if len(options) == 1 and options != ["k=0"]:
+            return name
+        case "mepic" if "pad=paper" not in options:
+            return name
+    return "other"
 
 
 #: Ratios beyond this and its inverse have the colour of the end of the scale.
@@ -222,7 +211,10 @@ def draw_ratios(panels: Sequence[RatioPanel], note: str, base: Path) -> None:
     Writes ``base.png``, ``base.pdf`` and ``base.svg``, as papers print them.
     """
     reuses = sorted({reuse for panel in panels for reuse, _ in panel.values})
-    sizes = sorted({size for panel in panels for _, size in panel.values}, key=_tokens)
+    sizes = sorted(
+        {size for panel in panels for _, size in panel.values},
+        key=lambda size: (size[0] * size[1], size[0]),
+    )
     if any(len(panel.values) < len(reuses) * len(sizes) for panel in panels):
         note += " Grey: not measured."
     about = Panel("chunk tokens that recur", "chunks x tokens", note)
@@ -245,20 +237,15 @@ def _draw(
     # Okabe and Ito's sky blue and orange: light enough for black letters.
     colours = LinearSegmentedColormap.from_list("ratio", ("#56B4E9", "#FFFFFF", "#E69F00"))
     norm = LogNorm(1 / _MOST, _MOST, clip=True)
-    ratios = {
-        (row, column): panel.values[reuse, size]
-        for row, size in enumerate(sizes)
-        for column, reuse in enumerate(reuses)
-        if (reuse, size) in panel.values
-    }
-    for (row, column), ratio in ratios.items():
+    for (reuse, size), ratio in panel.values.items():
+        row, column = sizes.index(size), reuses.index(reuse)
         colour = colours(norm(ratio))
         cell = Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="#BBBBBB", linewidth=0.3)
         axis.add_patch(cell)
+        # Three places where two would not say on which side of 1 it is.
+        text = f"{ratio:.3f}" if f"{ratio:.2f}" == "1.00" and ratio != 1 else f"{ratio:.2f}"
         place: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": LABEL}
-        axis.text(column + 0.5, row + 0.5, _text(ratio), **place)
-    for line in _borders(ratios):
-        axis.plot(*line, color="black", lw=1.2, solid_capstyle="projecting")
+        axis.text(column + 0.5, row + 0.5, text, **place)
     axis.set_facecolor("#DDDDDD")
     axis.set_title(panel.title)
     axis.set_yticks([n + 0.5 for n in range(len(sizes))], [f"{c} x {t}" for c, t in sizes])
@@ -269,58 +256,8 @@ def _draw(
     axis.spines[:].set_visible(True)
 
 
-def _borders(
-    ratios: Mapping[tuple[int, int], float],
-) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """(xs, ys) of each edge between a cell below 1 and one that is not; cells by (row, column)."""
-    for (row, column), ratio in ratios.items():
-        right, below = ratios.get((row, column + 1)), ratios.get((row + 1, column))
-        if right is not None and (ratio < 1) != (right < 1):
-            yield (column + 1, column + 1), (row, row + 1)
-        if below is not None and (ratio < 1) != (below < 1):
-            yield (column, column + 1), (row + 1, row + 1)
-
-
-def _text(ratio: float) -> str:
-    """Two places, or three where two would not say on which side of 1 it is."""
-    text = f"{ratio:.2f}"
-    return f"{ratio:.3f}" if text == "1.00" and ratio != 1 else text
-
-
 def _tokens(size: tuple[int, int]) -> tuple[int, int]:
     return size[0] * size[1], size[0]
-
-
-def draw_heat_maps(
-    panel: Panel,
-    maps: Mapping[str, Sequence[Sequence[float]]],
-    ticks: tuple[Sequence[str], Sequence[str]],
-    base: Path,
-) -> None:
-    """Draw scores from 0 to 1, ``maps[name][row][column]``; the first row is at the top.
-
-    `ticks` name the columns and the rows. Cells that are not a number stay white.
-    """
-    lines = -(-(len(maps) + 1) // _ACROSS)
-    columns, rows = ticks
-    with canvas(panel, base, 1.15 * lines) as figure:
-        axes = list(figure.subplots(lines, _ACROSS, squeeze=False).flat)
-        for number, (axis, (name, cells)) in enumerate(zip(axes, maps.items(), strict=False)):
-            image = axis.imshow(cells, cmap="cividis", vmin=0, vmax=1, aspect="auto")
-            axis.grid(visible=False)
-            axis.spines[:].set_visible(False)
-            axis.set_title(name)
-            first, last = not number % _ACROSS, number + _ACROSS >= len(maps)
-            axis.set_xticks(range(0, len(columns), 2), columns[::2] if last else [])
-            axis.set_yticks(range(len(rows)), rows if first else [])
-            axis.set_xlabel(panel.x_label if last else "", fontsize=LABEL)
-            axis.set_ylabel(panel.y_label if first else "", fontsize=LABEL)
-        for axis in axes[len(maps) :]:
-            axis.axis("off")
-        place = axes[len(maps)].inset_axes((0.1, 0.5, 0.8, 0.12))
-        bar = figure.colorbar(image, cax=place, orientation="horizontal")
-        bar.set_label("mean score", fontsize=LABEL)
-        bar.outline.set_visible(False)
 
 
 def draw_profile(saved: Mapping[str, float], caption: str, base: Path) -> None:

@@ -13,18 +13,12 @@ from picbench.figures.canvas import (
     arm_styles,
     canvas,
     draw_legend,
-    label_ends,
     label_points,
-    lay_out,
     scale,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-#: Points from an arm's bars to the next arm's at the same place, between the names of ticks, and of
-#: the axes without the names of lines.
-_STEP, _SPACE, _WIDE = 1.5, 2.0, 170.0
 
 #: Inches that a marker needs in a row of `draw_dots`, and a bar in `draw_bars`.
 _DOT, _BAR = 0.085, 0.155
@@ -56,56 +50,28 @@ def draw_lines(
     printed: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     bottom: float = 0.0,
 ) -> None:
-    """A line an arm, named where it ends; `ticks` name places on the x axis.
+    """A line an arm; `ticks` name places on the x axis.
 
     `printed` are a paper's points, drawn hollow. A y axis that is not logarithmic begins at
     `bottom`.
     """
+    theirs = printed or {}
+    hollow = any(theirs.values())
     deepest = 1 + max((label.count("\n") for label in ticks.values()), default=0)
-    with canvas(panel, base, ticks=deepest) as figure:
+    with canvas(panel, base, ticks=deepest, legend=_named(lines, hollow=hollow)) as figure:
         axis = figure.subplots()
         styles = arm_styles(lines)
-        places = len({spot.x for spots in lines.values() for spot in spots})
-        step = min(_STEP, 0.8 * _WIDE / max(1, places * len(lines)))
-        for number, (name, spots) in enumerate(lines.items()):
+        for name, spots in lines.items():
             colour, marker = styles[name]
-            shift = step * (number - (len(lines) - 1) / 2)
-            draw_spots(axis, spots, colour, marker, shift=shift)
-            for x, y in (printed or {}).get(name, ()):
-                found = axis.plot(x, y, marker, mfc="white", mec=colour, ms=5)
-                _move(axis, found, shift)
+            draw_spots(axis, spots, colour, marker)
+            for x, y in theirs.get(name, ()):
+                axis.plot(x, y, marker, mfc="white", mec=colour, ms=5)
         scale(axis, panel)
-        axis.margins(x=0.05 + step * len(lines) / 2 / _WIDE)
         axis.minorticks_off()
         if not panel.log_y:
             axis.set_ylim(bottom=bottom)
         axis.set_xticks(list(ticks), list(ticks.values()))
-        ends = [(name, max(spots, key=lambda s: s.x)) for name, spots in lines.items() if spots]
-        label_ends(axis, [(name, spot.x, spot.y, styles[name][0]) for name, spot in ends])
-        axis.set_xticks(list(ticks), _tick_names(axis, ticks))
-
-
-def _tick_names(axis: "Axes", ticks: Mapping[float, str]) -> list[str]:
-    """Names of ticks, without those that would touch the next one's."""
-    lay_out(axis)
-    low, _ = axis.get_ylim()
-    names: dict[float, str] = {}
-    end = float("inf")
-    for x in sorted(ticks, reverse=True):
-        at = axis.transData.transform((x, low))[0] * 72 / axis.figure.dpi
-        half = 0.3 * LABEL * max(map(len, ticks[x].split("\n")))
-        names[x] = ticks[x] if at + half + _SPACE < end else ""
-        end = at - half if names[x] else end
-    return [names[x] for x in ticks]
-
-
-def _move(axis: "Axes", drawn: Iterable[Any], points: float) -> None:
-    """Move what is drawn; afterwards, as the axes' limits are of data that is where it is."""
-    from matplotlib.transforms import ScaledTranslation
-
-    aside = ScaledTranslation(points / 72, 0, axis.figure.dpi_scale_trans)
-    for artist in drawn:
-        artist.set_transform(axis.transData + aside)
+        _legend(figure, styles, hollow=hollow, joined=lines)
 
 
 def draw_scatter(
@@ -276,15 +242,14 @@ def draw_spots(
     *,
     line: bool = True,
     hollow: bool = False,
-    shift: float = 0.0,
     order: float = 2.0,
 ) -> None:
-    """Markers with their bars, and a line through them; all `shift` points to the right.
+    """Markers with their bars, and a line through them.
 
     What has a higher `order` covers what has a lower one.
     """
     reaches = [spot.reach(spot.y) for spot in spots]
-    found = axis.errorbar(
+    axis.errorbar(
         [spot.x for spot in spots],
         [spot.y for spot in spots],
         yerr=[[below[0] for below, _ in reaches], [above[0] for _, above in reaches]],
@@ -298,4 +263,3 @@ def draw_spots(
         capthick=0.6,
         zorder=order,
     )
-    _move(axis, found.get_children(), shift)

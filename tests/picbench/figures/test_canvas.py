@@ -1,12 +1,9 @@
 """How figures look and are written; labels neither overlap nor leave the frame."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from full_disk import largest_file
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -23,7 +20,6 @@ from picbench.figures.canvas import (
     kind_colours,
     label_points,
     log_steps,
-    spread,
     write,
 )
 
@@ -114,12 +110,3 @@ def test_names_neither_overlap_nor_cover_points() -> None:
     for number, box in enumerate(found):
         assert not any(box.overlaps(other) for other in found[number + 1 :])
         assert not any(box.contains(*pixel(axis, x, y)) for _, x, y, _ in points)
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=8))
-def test_labels_keep_their_distance_and_their_order(wanted: list[float]) -> None:
-    placed = spread(wanted, 10, 0, 100)
-    order = sorted(range(len(wanted)), key=lambda n: wanted[n])
-    assert all(placed[b] - placed[a] >= 10 - 1e-9 for a, b in pairwise(order))
-    assert max(placed) <= 100 + 1e-9
-    assert spread([50, 10, 90], 10, 0, 100) == [50, 10, 90], "where there is room"

@@ -11,8 +11,6 @@ from picbench.experiments.grid import GridSettings, read_grids
 from picbench.figures.frontier import (
     FrontierPoint,
     RatioPanel,
-    _borders,
-    _text,
     draw_frontier,
     draw_ratios,
     frontier_steps,
@@ -113,16 +111,3 @@ def test_what_was_not_measured_is_named(tmp_path: Path) -> None:
         draw_ratios(ratios_of(read_grids()["cpu"], missing=missing), "A note.", tmp_path / "ratios")
         text = check_printed(tmp_path / "ratios")
         assert ("Grey: not measured." in text) == missing
-
-
-def test_the_line_is_where_cells_below_1_end() -> None:
-    ratios = {(0, 0): 1.2, (0, 1): 0.9, (1, 0): 1.0, (1, 1): 0.8}
-    assert set(_borders(ratios)) == {((1, 1), (0, 1)), ((1, 1), (1, 2))}
-    assert set(_borders({(0, 0): 0.5, (1, 0): 1.5})) == {((0, 1), (1, 1))}
-
-
-@pytest.mark.parametrize(
-    ("ratio", "text"), [(0.997, "0.997"), (1.0, "1.00"), (1.004, "1.004"), (0.944, "0.94")]
-)
-def test_numbers_say_on_which_side_of_1_they_are(ratio: float, text: str) -> None:
-    assert _text(ratio) == text

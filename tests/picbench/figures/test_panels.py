@@ -81,14 +81,6 @@ def test_bars_are_named_with_three_digits(tmp_path: Path) -> None:
     assert all(f">{value}<" in text for value in ("26.0", "100", "1,234"))
 
 
-def test_names_of_ticks_that_would_touch_are_left_out(tmp_path: Path) -> None:
-    ticks = {1: "1k", 2: "2k", 100: "100k", 101: "101k"}
-    lines = {"mepic": [Spot(x, 1, 1, 1) for x in ticks]}
-    draw_lines(PANEL, lines, ticks, tmp_path / "lines")
-    text = check_printed(tmp_path / "lines")
-    assert [name for name in ticks.values() if f">{name}<" in text] == ["2k", "101k"]
-
-
 def test_an_axis_of_percents_begins_below_all_bars() -> None:
     assert percent_floor([spots(75, 88), spots(62)]) == 60
     assert percent_floor([spots(99)]) == 90
