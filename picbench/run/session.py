@@ -18,7 +18,7 @@ from picbench.run.arm import Arm, ArmServer, Fleet, open_fleet
 from picbench.run.cache_state import summarise_cache
 from picbench.run.job import Job, gpu_memory
 from picbench.run.progress import LaterProgress, Progress
-from picbench.run.remote import Endpoint, PromptText, RemoteServer
+from picbench.run.remote import Endpoint, RemoteServer
 from picbench.run.resume import StoredRun, load_progress
 from picbench.run.schedule import CacheUpkeep, schedule, serve
 from picbench.run.server import launch
@@ -412,8 +412,7 @@ def _start_engines(
 
 
 def _connect(job: Job, arm: Arm, endpoint: Endpoint) -> ArmServer:
-    text_of = PromptText(partial(load_tokenizer, job.workload.model))
-    return RemoteServer(arm.name, endpoint, text_of)
+    return RemoteServer(arm.name, endpoint, partial(load_tokenizer, job.workload.model))
 
 
 def _now() -> str:

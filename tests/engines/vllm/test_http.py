@@ -394,7 +394,7 @@ def test_it_is_an_arm_of_a_run(server, prompt):
     body = plain(prompt, max_tokens=8, temperature=0)
     expected = server.post(COMPLETIONS, **body)[1]["choices"][0]["text"]
     url = str(server.client.base_url.join("/v1"))
-    remote = RemoteServer("theirs", Endpoint(url), lambda tokens: None)
+    remote = RemoteServer("theirs", Endpoint(url), pytest.fail)
     request = Request([Text(tokens=tuple(prompt["prompt"]))], max_tokens=8)
     with closing(remote):
         described = remote.ready()

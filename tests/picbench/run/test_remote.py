@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -15,20 +15,38 @@ from completion_server import MODEL, CompletionServer, serving, vllm_metrics
 
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import ConfigError, EngineError
-from picbench.run import remote as completion_stream
+from picbench.run import remote as module
 from picbench.run.remote import (
     KEY,
-    TIMEOUT,
     Endpoint,
-    PromptText,
     RemoteServer,
+    find_text,
     parse_endpoints,
     parse_metrics,
     stream_completion,
 )
 from picbench.store.records import Failure, GroupResult, ServedReply, ServerCounts
 
-TextOf = Callable[[Sequence[int]], str | None]
+BOS = 1
+
+
+class Letters:
+    """A token a letter, but one for "th", which is never split again."""
+
+    def __init__(self, bos: int | None) -> None:
+        self.bos_token_id = bos
+
+    def __call__(self, text: Any, *, add_special_tokens: bool) -> Mapping[str, Any]:
+        if isinstance(text, list):
+            return {"input_ids": [self._ids(one, add_special_tokens) for one in text]}
+        return {"input_ids": self._ids(text, add_special_tokens)}
+
+    def decode(self, token_ids: Any) -> Any:
+        return "".join("th" if i == 2 else "<s>" if i == BOS else chr(i) for i in token_ids)
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        ids = [ord(letter) for letter in text.replace("th", "\x02")]
+        return [self.bos_token_id, *ids] if special and self.bos_token_id is not None else ids
 
 
 def request(first: int = 1) -> Request:
@@ -36,15 +54,20 @@ def request(first: int = 1) -> Request:
 
 
 @contextmanager
-def connected(
-    server: CompletionServer, text_of: TextOf = lambda tokens: None, **options: Any
-) -> Iterator[RemoteServer]:
+def connected(server: CompletionServer, **options: Any) -> Iterator[RemoteServer]:
     with serving(server):
-        remote = RemoteServer("theirs", Endpoint(server.url, **options), text_of)
+        remote = RemoteServer("theirs", Endpoint(server.url, **options), lambda: Letters(BOS))
         try:
             yield remote
         finally:
             remote.close()
+
+
+def served(server: CompletionServer, *requests: Request, **options: Any) -> GroupResult:
+    """What comes of requests that are sent one after another."""
+    with connected(server, **options) as remote:
+        remote.ready()
+        return remote.run(requests or [request()], 1)
 
 
 def replies(result: GroupResult) -> list[ServedReply]:
@@ -91,11 +114,9 @@ def test_token_ids_are_sent_and_the_reply_is_measured() -> None:
     assert reply.e2e == pytest.approx(reply.ttft + reply.tpot)
 
 
-def test_cached_tokens_are_read_also_where_there_are_none() -> None:
-    for cached in (0, 3):
-        with connected(CompletionServer(cached=cached)) as remote:
-            remote.ready()
-            assert replies(remote.run([request()], 1))[0].cached_tokens == cached
+@pytest.mark.parametrize("cached", [0, 3])
+def test_cached_tokens_are_read_also_where_there_are_none(cached: int) -> None:
+    assert replies(served(CompletionServer(cached=cached)))[0].cached_tokens == cached
 
 
 def test_no_more_than_the_concurrency_are_in_flight_and_replies_are_in_order() -> None:
@@ -118,9 +139,7 @@ def test_requests_that_arrive_do_not_wait_for_each_other() -> None:
 
 def test_one_failing_request_leaves_the_others() -> None:
     server = CompletionServer(fails=lambda prompt: prompt[0] == 1)
-    with connected(server) as remote:
-        remote.ready()
-        result = remote.run([request(0), request(1), request(2)], 1)
+    result = served(server, request(0), request(1), request(2))
     kinds = [type(outcome) for outcome in result.outcomes]
     assert kinds == [ServedReply, Failure, ServedReply]
     assert failures(result) == ['HTTP 500: {"error": "out of\\nmemory"}']
@@ -129,77 +148,52 @@ def test_one_failing_request_leaves_the_others() -> None:
 
 def test_a_server_that_takes_no_ids_gets_the_text_and_is_not_asked_twice() -> None:
     server = CompletionServer(takes_ids=False, counts=lambda prompt: 4)
-    with connected(server, lambda tokens: "the text") as remote:
-        remote.ready()
-        replies(remote.run([request(), request()], 1))
-    assert [body["prompt"] for body in server.bodies] == [[1, 2, 3, 4], "the text", "the text"]
+    replies(served(server, request(), request()))
+    text = "th\x03\x04"
+    assert [body["prompt"] for body in server.bodies] == [[1, 2, 3, 4], text, text]
 
 
 def test_without_a_text_of_the_same_ids_the_request_fails() -> None:
-    with connected(CompletionServer(takes_ids=False)) as remote:
-        remote.ready()
-        (message,) = failures(remote.run([request()], 1))
+    (message,) = failures(served(CompletionServer(takes_ids=False), request(ord("a"))))
     assert message.startswith("the server takes no token ids, and no text has the prompt's ids")
-
-
-def without_usage(events: list[dict[str, Any]]) -> list[Any]:
-    return events[:-1]
-
-
-def cut_off(events: list[dict[str, Any]]) -> list[Any]:
-    return events[:1]
-
-
-def broken(events: list[dict[str, Any]]) -> list[Any]:
-    return ["{not json"]
-
-
-def stopped(events: list[dict[str, Any]]) -> list[Any]:
-    return [events[0], {"error": {"message": "preempted"}}]
+    assert "HTTP 422" in message
 
 
 @pytest.mark.parametrize(
-    ("events", "message"),
+    ("answer", "message"),
     [
-        (without_usage, "the server sends no usage"),
-        (cut_off, "the reply has no end"),
-        (broken, "the server streams what is no completion: {not json"),
-        (stopped, "the server ended the reply: .*preempted"),
+        ({"events": lambda events: events[:-1]}, "the server sends no usage"),
+        ({"events": lambda events: events[:1]}, "the reply has no end"),
+        (
+            {"events": lambda events: ["{not json"]},
+            "the server streams what is no completion: {not json",
+        ),
+        (
+            {"events": lambda events: [events[0], {"error": {"message": "preempted"}}]},
+            "the server ended the reply: .*preempted",
+        ),
+        (
+            {"counts": lambda prompt: len(prompt) + 1},
+            "the server counted 5 prompt tokens where 4 were sent",
+        ),
     ],
 )
-def test_a_stream_that_is_no_completion_is_a_failure(events: Any, message: str) -> None:
-    with connected(CompletionServer(events=events)) as remote:
-        remote.ready()
-        (found,) = failures(remote.run([request()], 1))
+def test_a_stream_that_is_no_completion_is_a_failure(answer: Any, message: str) -> None:
+    (found,) = failures(served(CompletionServer(**answer)))
     assert re.match(message, found)
 
 
-def test_a_prompt_that_the_server_counts_otherwise_is_a_failure() -> None:
-    with connected(CompletionServer(counts=lambda prompt: len(prompt) + 1)) as remote:
-        remote.ready()
-        (message,) = failures(remote.run([request()], 1))
-    assert message.startswith("the server counted 5 prompt tokens where 4 were sent")
-
-
 def test_a_reply_that_takes_too_long_is_a_failure() -> None:
-    with connected(CompletionServer(pause=0.5), timeout=0.1) as remote:
-        remote.ready()
-        assert failures(remote.run([request()], 1)) == ["no whole reply within 0.1 s"]
+    found = failures(served(CompletionServer(pause=0.5), timeout=0.1))
+    assert found == ["no whole reply within 0.1 s"]
 
 
-def test_a_server_that_goes_away_fails_its_requests() -> None:
-    server = CompletionServer()
-    with serving(server):
-        remote = RemoteServer("theirs", Endpoint(server.url, MODEL), lambda tokens: None)
-    (message,) = failures(remote.run([request()], 1))
-    remote.close()
-    assert message.startswith(server.url)
-
-
-def test_a_server_that_is_not_there_is_one_line() -> None:
+def test_a_server_that_goes_away_fails_its_requests_and_cannot_be_connected() -> None:
     with serving(CompletionServer()) as gone:
         pass
-    remote = RemoteServer("theirs", Endpoint(gone.url), lambda tokens: None)
+    remote = RemoteServer("theirs", Endpoint(gone.url, MODEL), lambda: Letters(BOS))
+    (message,) = failures(remote.run([request()], 1))
+    assert message.startswith(gone.url)
     with pytest.raises(ConfigError, match=r"`arm` theirs: http://.* cannot be reached"):
         remote.ready()
     remote.kill()
@@ -225,10 +219,9 @@ def test_the_key_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY, "k-1")
     server = CompletionServer()
     with connected(server) as remote:
-        described = remote.ready()
+        assert "k-1" not in str(remote.ready())
         replies(remote.run([request()], 1))
     assert server.keys == {"Bearer k-1"}
-    assert "k-1" not in str(described)
 
 
 def test_its_cache_cannot_be_dropped() -> None:
@@ -251,7 +244,7 @@ def measure(
     """The reply to `content`, whose clock is read when it is sent and when each token comes."""
     times = iter(clock)
     now = SimpleNamespace(perf_counter=lambda: next(times))
-    monkeypatch.setattr(completion_stream, "time", now)
+    monkeypatch.setattr(module, "time", now)
     transport = httpx.MockTransport(
         lambda _: httpx.Response(
             200, content=content, headers={"Content-Type": "text/event-stream"}
@@ -265,12 +258,17 @@ def measure(
     return asyncio.run(send())
 
 
-def test_times_are_those_of_the_first_and_the_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = stream(["a", "", "b"], tokens=5)
+@pytest.mark.parametrize(
+    ("texts", "tokens", "tpot"),
+    [(["a", "", "b"], 5, (20.0 - 12.0) / 4), (["a", "", "b"], 1, None)],
+)
+def test_times_are_those_of_the_first_and_the_last_token(
+    monkeypatch: pytest.MonkeyPatch, texts: list[str], tokens: int, tpot: float | None
+) -> None:
+    content = stream(texts, tokens)
     reply = measure(monkeypatch, content, clock=[10.0, 12.0, 13.0, 20.0], arrived=9.5)
-    assert (reply.text, reply.output_tokens) == ("ab", 5)
+    assert (reply.text, reply.output_tokens, reply.tpot) == ("ab", tokens, tpot)
     assert (reply.late, reply.ttft, reply.e2e) == (0.5, 2.5, 10.5)
-    assert reply.tpot == (20.0 - 12.0) / 4
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -281,11 +279,6 @@ def test_a_reply_may_have_what_others_end_lines_with(
     content = stream(texts, tokens=3, end=end)
     reply = measure(monkeypatch, content, clock=[1.0, 2.0, 3.0, 4.0], arrived=1.0)
     assert reply.text == "".join(texts)
-
-
-def test_a_single_token_has_no_time_between_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    reply = measure(monkeypatch, stream([""], tokens=1), clock=[1.0, 2.0], arrived=1.0)
-    assert (reply.text, reply.tpot, reply.ttft) == ("", None, 1.0)
 
 
 def test_a_server_has_a_name_an_address_and_options() -> None:
@@ -299,7 +292,7 @@ def test_a_server_has_a_name_an_address_and_options() -> None:
         ["full"],
     )
     assert found == {
-        "a": Endpoint("http://h:1/v1", None, TIMEOUT),
+        "a": Endpoint("http://h:1/v1", None, 600.0),
         "b": Endpoint("https://h/v1", "org/m", 2.5),
         "c": Endpoint("http://h/v1", simulated=True),
         "d": Endpoint("http://h/v1"),
@@ -311,6 +304,7 @@ def test_a_server_has_a_name_an_address_and_options() -> None:
     "value",
     [
         "http://h/v1",
+        "other=http://i/v1",
         "=http://h/v1",
         "a/b=http://h/v1",
         "a=h:80/v1",
@@ -327,7 +321,7 @@ def test_a_server_has_a_name_an_address_and_options() -> None:
 )
 def test_anything_else_is_refused_by_the_fields_name(value: str) -> None:
     with pytest.raises(ConfigError, match="`arm`"):
-        parse_endpoints([value], ["ours"])
+        parse_endpoints(["other=http://h/v1", value], ["ours"])
 
 
 @pytest.mark.parametrize(
@@ -339,45 +333,19 @@ def test_secrets_in_an_address_are_refused_and_not_repeated(url: str) -> None:
     assert "secret" not in str(error.value)
 
 
-def test_two_servers_need_two_names() -> None:
-    with pytest.raises(ConfigError, match="another arm"):
-        parse_endpoints(["a=http://h/v1", "a=http://i/v1"], [])
-
-
-BOS = 1
-
-
-class Letters:
-    """A token a letter, but one for "th", which is never split again."""
-
-    def __init__(self, bos: int | None) -> None:
-        self.bos_token_id = bos
-
-    def __call__(self, text: Any, *, add_special_tokens: bool) -> Mapping[str, Any]:
-        if isinstance(text, list):
-            return {"input_ids": [self._ids(one, add_special_tokens) for one in text]}
-        return {"input_ids": self._ids(text, add_special_tokens)}
-
-    def decode(self, token_ids: Any) -> Any:
-        return "".join("th" if i == 2 else "<s>" if i == BOS else chr(i) for i in token_ids)
-
-    def _ids(self, text: str, special: bool) -> list[int]:
-        ids = [ord(letter) for letter in text.replace("th", "\x02")]
-        return [self.bos_token_id, *ids] if special and self.bos_token_id is not None else ids
-
-
-@pytest.mark.parametrize("bos", [BOS, None])
-def test_a_text_with_the_same_ids_is_found_without_its_bos(bos: int | None) -> None:
-    tokens = [2, ord("e"), ord(" "), ord("o")]
-    assert PromptText(lambda: Letters(bos))([BOS, *tokens] if bos else tokens) == "the o"
-
-
-def test_there_is_none_where_the_tokenizer_would_merge_what_the_prompt_does_not() -> None:
-    assert PromptText(lambda: Letters(BOS))([BOS, ord("t"), ord("h")]) is None
-
-
-def test_there_is_none_where_the_server_would_add_a_bos() -> None:
-    assert PromptText(lambda: Letters(BOS))([ord("a")]) is None
+@pytest.mark.parametrize(
+    ("bos", "tokens", "text"),
+    [
+        (BOS, [BOS, 2, ord("e")], "the"),
+        (None, [2, ord("e")], "the"),
+        (BOS, [BOS, ord("t"), ord("h")], None),  # The tokenizer would merge these.
+        (BOS, [ord("a")], None),  # The server would add a BOS.
+    ],
+)
+def test_a_text_has_the_same_ids_without_its_bos(
+    bos: int | None, tokens: list[int], text: str | None
+) -> None:
+    assert find_text(tokens, Letters(bos)) == text
 
 
 Metrics = Callable[[CompletionServer], str | None]
@@ -385,14 +353,8 @@ Metrics = Callable[[CompletionServer], str | None]
 
 def counted(metrics: Metrics) -> ServerCounts | None:
     """What a server with these metrics is said to have counted over two requests of 4 tokens."""
-    with serving(CompletionServer(metrics=metrics)) as server:
-        remote = RemoteServer("theirs", Endpoint(server.url), lambda tokens: None)
-        try:
-            remote.ready()
-            requests = [Request([Text(tokens=(n, 2, 3, 4))], max_tokens=2) for n in range(2)]
-            return remote.run(requests, 1).counted
-        finally:
-            remote.close()
+    requests = [Request([Text(tokens=(n, 2, 3, 4))], max_tokens=2) for n in range(2)]
+    return served(CompletionServer(metrics=metrics), *requests).counted
 
 
 def test_counts_are_those_of_the_batch_and_of_all_engines() -> None:
@@ -413,15 +375,14 @@ def test_older_names_and_those_of_sglang_are_known() -> None:
         'vllm:gpu_prefix_cache_hits{model_name="m"} 5.0\n'
         'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n'
     )
-    assert (older.counters, older.usage) == ({"hit_tokens": 5.0}, 0.5)
+    assert older == {"hit_tokens": 5.0, "peak_kv_usage": 0.5}
     sglang = parse_metrics(
         'sglang:prompt_tokens_total{model_name="m"} 10.0\n'
         'sglang:cached_tokens_total{cache_source="device"} 3.0\n'
         'sglang:cached_tokens_total{cache_source="host"} 4.0\n'
         'sglang:token_usage{model_name="m"} 0.75\n'
     )
-    assert sglang.counters == {"prompt_tokens": 10.0, "cached_tokens": 7.0}
-    assert sglang.usage == 0.75
+    assert sglang == {"prompt_tokens": 10.0, "cached_tokens": 7.0, "peak_kv_usage": 0.75}
 
 
 def test_what_is_no_number_tells_nothing() -> None:
@@ -430,8 +391,8 @@ def test_what_is_no_number_tells_nothing() -> None:
         'vllm:kv_cache_usage_perc{engine="1"} 0.5\n'
         "vllm:prompt_tokens_total +Inf\n"
     )
-    assert (found.counters, found.usage) == ({}, 0.5)
-    assert parse_metrics("vllm:kv_cache_usage_perc NaN\n").usage is None
+    assert found == {"peak_kv_usage": 0.5}
+    assert parse_metrics("vllm:kv_cache_usage_perc NaN\n") == {}
 
 
 def test_a_counter_that_begins_to_count_began_at_zero() -> None:
@@ -459,11 +420,8 @@ def test_a_server_without_known_metrics_counts_nothing(metrics: Metrics) -> None
     assert counted(metrics) is None
 
 
-def test_a_page_that_is_gone_later_fails_no_request() -> None:
+def test_a_page_that_goes_and_counters_that_are_set_back_count_nothing() -> None:
     assert counted(lambda server: None if server.bodies else vllm_metrics(server)) is None
-
-
-def test_counters_that_were_set_back_count_nothing() -> None:
     assert counted(lambda server: f"vllm:prompt_tokens_total {9 - len(server.bodies)}.0\n") is None
 
 
