@@ -1,11 +1,10 @@
-"""The child process of an arm: builds the engine and answers the parent until it disconnects.
+"""The process of an arm's engine: the parent's side, and the child that runs this module.
 
 Run as ``python -m picbench.run.server FD PARENT``; FD is the child's end of the connection,
 PARENT the process id of the parent.
 """
 
 import ctypes
-import functools
 import operator
 import os
 import re
@@ -16,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,168 +25,33 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request, Result
 from picbench.errors import EngineError, PicBenchError
 from picbench.store.provenance import arm_environment
-from picbench.store.records import Call, Failure, Group, GroupResult
+from picbench.store.records import Failure, GroupResult
 
 if TYPE_CHECKING:
     from picbench.engines.engine import Engine
 
-
-#: From linux/prctl.h: the signal that a process gets when its parent ends.
-_PR_SET_PDEATHSIG = 1
-
-Build = Callable[[], AbstractContextManager["Engine"]]
-
-
-def open_engine(config: EngineConfig) -> AbstractContextManager["Engine"]:
-    """The real engine; vLLM is imported here, hence only in the arm's process."""
-    from picbench.engines.engine import Engine
-
-    return Engine(config)
-
-
-def serve(connection: Connection) -> None:
-    """Build the engine, send its description, then answer every message.
-
-    The first message builds the engine. A Group is answered by a GroupResult, a Call by what
-    its function returns. An error of start-up crosses as a PicBenchError object. Ends on None or
-    when the parent is gone.
-    """
-    try:
-        build: Build = connection.recv()
-        with build() as engine:
-            _answer(engine, connection)
-    except (EOFError, BrokenPipeError):
-        return  # The parent is gone.
-    except Exception as error:
-        traceback.print_exc()
-        with suppress(BrokenPipeError):
-            connection.send(_portable(error))
-
-
-def run_group(engine: "Engine", group: Group) -> GroupResult:
-    """Run a group under a fresh ledger; after a failure, find out which requests fail."""
-    engine.measure()
-    engine.watch_compilations()
-    before, times, evicted = engine.moved, engine.step_times, engine.evictions
-    started = time.perf_counter()
-    try:
-        outcomes: Sequence[Result | Failure] = engine.generate(
-            group.requests, concurrency=group.concurrency, arrivals=group.arrivals
-        )
-        clean = True
-    except Exception as error:
-        outcomes, clean = _isolate(engine, group.requests, error), False
-    busy = time.perf_counter() - started
-    moved = _since(before, engine.moved)
-    return GroupResult(
-        tuple(outcomes),
-        busy,
-        tuple(engine.memory),
-        clean,
-        moved,
-        engine.step_times - times,
-        tuple(engine.compilations),
-        {kind: count - evicted[kind] for kind, count in engine.evictions.items()},
-    )
-
-
-def _since(
-    before: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]
-) -> dict[str, tuple[int, int]]:
-    start = {name: before.get(name, (0, 0)) for name in now}
-    return {n: (now[n][0] - start[n][0], now[n][1] - start[n][1]) for n in now}
-
-
-def _answer(engine: "Engine", connection: Connection) -> None:
-    engine.warm_up()
-    engine.reset()
-    connection.send(engine.describe())
-    while (message := connection.recv()) is not None:
-        connection.send(_reply(engine, message))
-
-
-def _reply(engine: "Engine", message: Group | Call) -> Any:
-    if isinstance(message, Group):
-        return run_group(engine, message)
-    try:
-        return message.function(engine)
-    except Exception as error:
-        traceback.print_exc()
-        return _portable(error)
-
-
-def _isolate(
-    engine: "Engine", requests: Sequence[Request], error: Exception
-) -> list[Result | Failure]:
-    if len(requests) == 1:
-        return [_failure(error)]
-    return [_alone(engine, request) for request in requests]
-
-
-def _alone(engine: "Engine", request: Request) -> Result | Failure:
-    try:
-        return engine.generate([request], concurrency=1)[0]
-    except Exception as error:
-        return _failure(error)
-
-
-def _failure(error: Exception) -> Failure:
-    traceback.print_exception(error)
-    return Failure(str(_portable(error)))
-
-
-def _portable(error: Exception) -> PicBenchError:
-    """An error that another process can unpickle: foreign ones become EngineError."""
-    if isinstance(error, PicBenchError):
-        return error
-    return EngineError(f"{type(error).__name__}: {error}")
-
-
-def end_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent is killed; Linux alone can.
-
-    An engine that computes for no one holds memory and cores that the next one needs. `parent` is
-    the parent's process id: it may be gone already.
-    """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    end_with_parent(int(sys.argv[2]))
-    serve(Connection(int(sys.argv[1])))
-
-
-#: Seconds that an engine has to end by itself, and a process to react to a signal.
-GRACE, REACTION = 20.0, 5.0
-
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+#: Seconds that an engine has to end by itself.
+_GRACE = 20.0
 
 
 class Server:
     """The parent's side of an arm's process, whose output goes to `log`.
 
     The process leads a session: the terminal's Ctrl-C reaches the parent alone, and the parent
-    can end the engine together with every process that it started.
+    can end the engine together with every process that it started. All methods raise EngineError
+    when the engine is gone.
     """
 
-    def __init__(self, name: str, build: Build, log: Path) -> None:
+    def __init__(
+        self, name: str, build: Callable[[], AbstractContextManager["Engine"]], log: Path
+    ) -> None:
         self._name = name
         self._log = log
         self._connection, theirs = Pipe()
+        ends = str(theirs.fileno()), str(os.getpid())
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "picbench.run.server",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                ],
+                [sys.executable, "-P", "-m", "picbench.run.server", *ends],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -207,44 +72,35 @@ class Server:
         concurrency: int | None,
         arrivals: Sequence[float] | None = None,
     ) -> GroupResult:
-        """Run a group, at most `concurrency` at a time. Raises EngineError when the engine is gone.
-
-        With `arrivals`, each request is sent so many seconds after the group's start.
-        """
-        times = None if arrivals is None else tuple(arrivals)
-        self._send(Group(tuple(requests), concurrency, times))
-        result: GroupResult = self._receive()
+        """Run a group; see `run_group`."""
+        result: GroupResult = self.call(partial(run_group, requests, concurrency, arrivals))
         return result
 
     def reset(self) -> None:
-        """Drop all cached KV. Raises EngineError when the engine is gone."""
+        """Drop all cached KV."""
         self.call(operator.methodcaller("reset"))
 
     def call(self, function: Callable[[Any], Any]) -> Any:
         """Call a function with the engine, in the engine's process."""
-        self._send(Call(function))
+        self._send(function)
         return self._receive()
 
     def close(self) -> None:
         """Let the engine finish and end."""
-        with suppress(EngineError):
-            self._send(None)
-        self._wait(GRACE)
+        self._send(None)
+        self._wait(_GRACE)
         self.kill()
 
     def kill(self) -> None:
         """End the engine at once."""
         if self._connection.closed:
             return
-        self._signal(signal.SIGTERM)
-        self._wait(REACTION)
-        self._signal(signal.SIGKILL)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            self._wait(5.0)
         self._process.wait()
         self._connection.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
 
     def _wait(self, seconds: float) -> int | None:
         with suppress(subprocess.TimeoutExpired):
@@ -252,55 +108,148 @@ class Server:
         return None
 
     def _send(self, message: object) -> None:
-        try:
+        # Where the process is gone, its answer tells.
+        with suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._died() from None
 
     def _receive(self) -> Any:
         try:
             answer = self._connection.recv()
         except (EOFError, ConnectionResetError):
-            raise self._died() from None
+            answer = self._end()
         if isinstance(answer, PicBenchError):
-            raise self._with_log(
-                type(answer)(f"arm {self._name}: {answer.message}", hint=answer.hint)
-            )
+            error = type(answer)(f"arm {self._name}: {answer.message}", hint=answer.hint)
+            error.add_note(log_tail(self._log, lines=30))
+            raise error
         return answer
 
-    def _died(self) -> PicBenchError:
-        end = _describe_exit(self._wait(GRACE))
-        tail = log_tail(self._log, lines=1)
-        message = f"arm {self._name}: the engine's process {end}"
-        return self._with_log(EngineError(f"{message}: {tail}" if tail else message, hint=_ADVICE))
-
-    def _with_log(self, error: PicBenchError) -> PicBenchError:
-        error.add_note(log_tail(self._log, lines=30))
-        return error
+    def _end(self) -> EngineError:
+        """How the process ended, and its last words."""
+        code = self._wait(_GRACE)
+        if code is None:
+            end = "closed its connection"
+        elif code < 0:
+            end = f"was ended by {signal.Signals(-code).name}"
+        else:
+            end = f"ended with exit code {code}"
+        words = filter(None, (f"the engine's process {end}", log_tail(self._log, lines=1)))
+        hint = "if memory ran out, use fewer arms at once or a smaller `kv_blocks`"
+        return EngineError(": ".join(words), hint=f"{hint}; `debug` shows its log")
 
 
 def launch(name: str, config: EngineConfig, log: Path) -> Server:
     """Start the process of an arm called `name`; see Server."""
-    return Server(name, functools.partial(open_engine, config), log)
+    return Server(name, partial(_open_engine, config), log)
 
 
 def log_tail(log: Path, lines: int) -> str:
     """The last lines of a log that are not blank, without colours; empty if there is no log."""
-    try:
-        text = _COLOUR.sub("", log.read_text(errors="replace"))
-    except FileNotFoundError:
+    if not log.exists():
         return ""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
     return "\n".join([line.strip() for line in text.splitlines() if line.strip()][-lines:])
 
 
-_ADVICE = (
-    "if memory ran out, use fewer arms at once or a smaller `kv_blocks`; `debug` shows its log"
-)
+def _open_engine(config: EngineConfig) -> AbstractContextManager["Engine"]:
+    """The real engine; vLLM is imported here, hence only in the arm's process."""
+    from picbench.engines.engine import Engine
+
+    return Engine(config)
 
 
-def _describe_exit(code: int | None) -> str:
-    if code is None:
-        return "closed its connection"
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+def run_group(
+    requests: Sequence[Request],
+    concurrency: int | None,
+    arrivals: Sequence[float] | None,
+    engine: "Engine",
+) -> GroupResult:
+    """Run a group under a fresh ledger, at most `concurrency` at a time or at `arrivals` (seconds).
+
+    After a failure, each request is run again alone, to find out which ones fail.
+    """
+    engine.measure()
+    engine.watch_compilations()
+    before, times, evicted = engine.moved, engine.step_times, engine.evictions
+    started = time.perf_counter()
+    outcomes: Sequence[Result | Failure]
+    clean = True
+    try:
+        outcomes = engine.generate(requests, concurrency=concurrency, arrivals=arrivals)
+    except Exception as error:
+        clean, failure = False, Failure(str(_portable(error)))
+        outcomes = [_alone(one, engine) for one in requests] if len(requests) > 1 else [failure]
+    busy = time.perf_counter() - started
+    moved = {}
+    for tier, (loaded, stored) in engine.moved.items():
+        earlier = before.get(tier, (0, 0))
+        moved[tier] = loaded - earlier[0], stored - earlier[1]
+    return GroupResult(
+        tuple(outcomes),
+        busy,
+        tuple(engine.memory),
+        clean,
+        moved,
+        engine.step_times - times,
+        tuple(engine.compilations),
+        {kind: count - evicted[kind] for kind, count in engine.evictions.items()},
+    )
+
+
+def _alone(request: Request, engine: "Engine") -> Result | Failure:
+    try:
+        return engine.generate([request], concurrency=1)[0]
+    except Exception as error:
+        return Failure(str(_portable(error)))
+
+
+def _portable(error: Exception) -> PicBenchError:
+    """Log an error; what another process can unpickle of it: foreign ones become EngineError."""
+    traceback.print_exception(error)
+    if isinstance(error, PicBenchError):
+        return error
+    return EngineError(f"{type(error).__name__}: {error}")
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel end this process when its parent is killed; Linux alone can.
+
+    An engine that computes for no one holds memory and cores that the next one needs. `parent` is
+    the parent's process id: it may be gone already.
+    """
+    if sys.platform != "linux":
+        return
+    pr_set_pdeathsig = 1  # From linux/prctl.h.
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _serve(connection: Connection) -> None:
+    """Build the engine by the first message, describe it, then call each function that comes.
+
+    Errors cross as PicBenchError objects. Ends on None or when the parent is gone.
+    """
+    try:
+        with connection.recv()() as engine:
+            engine.warm_up()
+            engine.reset()
+            answer = engine.describe()
+            while True:
+                connection.send(answer)
+                function = connection.recv()
+                if function is None:
+                    return
+                try:
+                    answer = function(engine)
+                except Exception as error:
+                    answer = _portable(error)
+    except (EOFError, BrokenPipeError):
+        return  # The parent is gone.
+    except Exception as error:
+        with suppress(BrokenPipeError):
+            connection.send(_portable(error))
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[2]))
+    _serve(Connection(int(sys.argv[1])))

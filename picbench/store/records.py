@@ -11,7 +11,7 @@ import numpy as np
 
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import IDLE, Snapshot
-from picbench.engines.request import FAILED, Hits, Request, Result, TokenCounts
+from picbench.engines.request import FAILED, Hits, Result, TokenCounts
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.facts import ChunkSet
 from picbench.workloads.sample import Sample
@@ -101,22 +101,6 @@ class GroupResult:
     compiled: tuple[str, ...] = ()
     evicted: Mapping[str, int] = field(default_factory=dict)
     counted: ServerCounts | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Requests to run together, at most `concurrency` at a time or at `arrivals` (seconds)."""
-
-    requests: tuple[Request, ...]
-    concurrency: int | None
-    arrivals: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A function of a module, to be called with the engine; its answer crosses back."""
-
-    function: Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from picbench.run.server import run_group
 from picbench.run.session import Services, execute
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig, parse_config
-from picbench.store.records import Grader, Group, GroupResult
+from picbench.store.records import Grader, GroupResult
 from picbench.workloads.models import ModelSpec
 from picbench.workloads.sample import Sample, SampleSegment
 
@@ -344,8 +344,7 @@ class FakeServer:
             raise EngineError(f"arm {self.name}: the engine's process was ended by SIGKILL")
         self.runs += 1
         self.order.append(self.name)
-        times = None if arrivals is None else tuple(arrivals)
-        return run_group(self.engine, Group(tuple(requests), concurrency, times))
+        return run_group(requests, concurrency, arrivals, self.engine)
 
     def call(self, function: Callable[[Any], Any]) -> Any:
         if self.runs == self.dies_at:

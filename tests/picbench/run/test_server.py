@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from picbench.errors import ConfigError, EngineError
 from picbench.run.schedule import to_request
 from picbench.run.server import Server, log_tail, run_group
 from picbench.store.provenance import arm_environment, collect
-from picbench.store.records import Failure, Group
+from picbench.store.records import Failure
 
 Start = Callable[[type[FakeEngine]], Server]
 
@@ -34,14 +33,16 @@ Start = Callable[[type[FakeEngine]], Server]
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     # The child process must find the fakes.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
-    with ExitStack() as stack:
+    servers: list[Server] = []
 
-        def begin(engine: type[FakeEngine]) -> Server:
-            server = Server("mepic", engine, tmp_path / "mepic.log")
-            stack.callback(server.kill)
-            return server
+    def begin(engine: type[FakeEngine]) -> Server:
+        servers.append(Server("mepic", engine, tmp_path / "mepic.log"))
+        return servers[-1]
 
-        yield begin
+    yield begin
+    for server in servers:
+        server.kill()
+        server.kill()  # Twice is harmless.
 
 
 def test_groups_cross_and_come_back(start: Start) -> None:
@@ -53,16 +54,8 @@ def test_groups_cross_and_come_back(start: Start) -> None:
     prompts = [o.prompt_tokens for o in batch.outcomes if isinstance(o, Result)]
     assert prompts == [sample.tokens for sample in samples]
     assert batch.snapshots[1].blocks["prompt"] == 20
-    server.close()
-
-
-def test_arrival_times_and_resets_cross(start: Start) -> None:
-    server = start(FakeEngine)
-    server.ready()
-    batch = server.run([to_request(make_sample(1))], None, [0.25])
-    assert batch.clean
     server.reset()
-    assert server.run([to_request(make_sample(2))], 1).clean
+    assert server.run([to_request(make_sample(1))], None, [0.25]).clean
     server.close()
 
 
@@ -103,16 +96,10 @@ def test_an_engine_that_dies_at_work_says_so_every_time(start: Start) -> None:
             server.run([to_request(make_sample(1, first=DEADLY))], 1)
 
 
-def test_killing_twice_is_harmless(start: Start) -> None:
-    server = start(FakeEngine)
-    server.kill()
-    server.kill()
-
-
 def test_a_group_says_what_moved_while_it_ran() -> None:
     engine = FakeEngine()
     for _ in range(2):
-        batch = run_group(engine, Group((to_request(make_sample(1)),), 1))
+        batch = run_group([to_request(make_sample(1))], 1, None, engine)
         assert batch.moved == {"host": (100, 10)}
 
 
@@ -120,7 +107,7 @@ def test_a_failing_request_is_found_in_its_group() -> None:
     engine = FakeEngine()
     firsts = [1, REFUSED, 1]
     requests = [to_request(make_sample(n, first=first)) for n, first in enumerate(firsts)]
-    batch = run_group(engine, Group(tuple(requests), 3))
+    batch = run_group(requests, 3, None, engine)
     assert [isinstance(o, Failure) for o in batch.outcomes] == [False, True, False]
     assert not batch.clean
     assert engine.calls == [
@@ -163,32 +150,22 @@ def test_a_busy_engine_ends_with_a_killed_parent(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_threads_wait_asleep_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("OMP_WAIT_POLICY")
-    assert arm_environment()["OMP_WAIT_POLICY"] == "passive"
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    assert arm_environment()["OMP_WAIT_POLICY"] == "active"
-
-
-@pytest.mark.parametrize(("count", "found"), [(1, "0"), (2, "0"), (3, None), (64, None)])
-def test_threads_do_not_spin_for_each_other_on_few_cores(
-    monkeypatch: pytest.MonkeyPatch, count: int, found: str | None
-):
-    monkeypatch.delenv("VLLM_CPU_ATTN_SPLIT_KV", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
-    assert arm_environment().get("VLLM_CPU_ATTN_SPLIT_KV") == found
-    monkeypatch.setenv("VLLM_CPU_ATTN_SPLIT_KV", "1")
-    assert arm_environment()["VLLM_CPU_ATTN_SPLIT_KV"] == "1"
-
-
-def test_files_are_utf_8_in_every_locale(monkeypatch: pytest.MonkeyPatch):
-    """torch reads its own files as the locale says, and has some that are no EUC-JP."""
-    monkeypatch.delenv("PYTHONUTF8", raising=False)
-    assert arm_environment()["PYTHONUTF8"] == "1"
-    monkeypatch.setenv("PYTHONUTF8", "0")
-    assert arm_environment()["PYTHONUTF8"] == "0"
-
-
-def test_what_arms_get_is_recorded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("OMP_WAIT_POLICY")
-    assert collect()["environment"]["OMP_WAIT_POLICY"] == "passive"
+@pytest.mark.parametrize(
+    ("name", "cores", "value"),
+    [
+        ("OMP_WAIT_POLICY", 64, "passive"),  # Threads wait asleep.
+        ("PYTHONUTF8", 64, "1"),  # torch reads its own files as the locale says.
+        ("VLLM_CPU_ATTN_SPLIT_KV", 2, "0"),  # On few cores threads do not spin for each other.
+        ("VLLM_CPU_ATTN_SPLIT_KV", 3, None),
+    ],
+)
+def test_engines_get_an_environment_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, name: str, cores: int, value: str | None
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    assert arm_environment().get(name) == value
+    if name == "OMP_WAIT_POLICY":
+        assert collect()["environment"][name] == value
+    monkeypatch.setenv(name, "own")
+    assert arm_environment()[name] == "own"
