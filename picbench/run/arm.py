@@ -1,12 +1,14 @@
-"""An arm: one of the things that a run compares."""
+"""Arms, the things that a run compares, and the engines that serve them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import count
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from picbench.engines.algorithms import Registry, Reuse, parse
 from picbench.engines.config import EngineConfig
@@ -33,9 +35,9 @@ class Arm:
 
     name: str
     algorithm: str
-    served: str
-    stock: bool
-    reuse: Reuse
+    served: str = ""
+    stock: bool = False
+    reuse: Reuse = Reuse.NOTHING
     documents: bool = False
     reorders: bool = False
     endpoint: Endpoint | None = None
@@ -51,44 +53,31 @@ def parse_arms(specs: Iterable[str], *, same_engine: bool = False) -> tuple[Arm,
     if not any(wanted):
         raise ConfigError("`algo`: no algorithm given", hint="see picbench list algorithms")
     registry = Registry()
-    arms = [_arm(spec, same_engine, registry) for spec in wanted]
-    _refuse_duplicates(arms)
-    return tuple(arms)
+    arms: dict[str, Arm] = {}
+    for spec in wanted:
+        if not spec:
+            raise ConfigError("`algo`: an empty name between commas", hint="write full,prefix")
+        try:
+            found = registry.parse(spec)
+        except ConfigError as error:
+            raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
+        if found.label in arms:
+            raise ConfigError(f"`algo`: {found.label} is given twice", hint="name each arm once")
+        arms[found.label] = Arm(
+            name=found.label,
+            algorithm=found.spec,
+            served=found.served,
+            stock=found.reuse is not Reuse.CHUNKS and not same_engine,
+            reuse=found.reuse,
+            documents=found.documents,
+            reorders=found.reorders,
+        )
+    return tuple(arms.values())
 
 
 def remote_arms(endpoints: Mapping[str, Endpoint]) -> tuple[Arm, ...]:
     """The arms that are remote servers, by their names."""
-    return tuple(
-        Arm(name, endpoint.spec, "", stock=False, reuse=Reuse.NOTHING, endpoint=endpoint)
-        for name, endpoint in endpoints.items()
-    )
-
-
-def _arm(spec: str, same_engine: bool, registry: Registry) -> Arm:
-    if not spec:
-        raise ConfigError("`algo`: an empty name between commas", hint="write full,prefix,mepic")
-    try:
-        algorithm = registry.parse(spec)
-    except ConfigError as error:
-        raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
-    stock = algorithm.reuse is not Reuse.CHUNKS and not same_engine
-    return Arm(
-        name=algorithm.label,
-        algorithm=algorithm.spec,
-        served=algorithm.served,
-        stock=stock,
-        reuse=algorithm.reuse,
-        documents=algorithm.documents,
-        reorders=algorithm.reorders,
-    )
-
-
-def _refuse_duplicates(arms: Iterable[Arm]) -> None:
-    seen: set[str] = set()
-    for arm in arms:
-        if arm.name in seen:
-            raise ConfigError(f"`algo`: {arm.name} is given twice", hint="name each arm once")
-        seen.add(arm.name)
+    return tuple(Arm(name, found.spec, endpoint=found) for name, found in endpoints.items())
 
 
 class ArmServer(Protocol):
@@ -118,10 +107,6 @@ class ArmServer(Protocol):
         """End at once."""
 
 
-#: Cores for each engine that starts up; with fewer they would only slow each other down.
-CORES = 4
-
-
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """Running servers and the descriptions of their engines, by arm."""
@@ -139,8 +124,15 @@ def open_fleet(
     Leaving normally lets the engines end by themselves, leaving by an exception kills them.
     """
     servers: dict[str, ArmServer] = {}
+    engines: dict[str, Mapping[str, object]] = {}
+    at_once = max(2, cores() // 4)  # With fewer cores each, engines would slow each other down.
     try:
-        yield Fleet(servers, _start(arms, launch, ready, servers))
+        for position, arm in enumerate(arms):
+            for starting in arms[len(servers) : position + at_once]:
+                servers[starting.name] = launch(starting)
+            engines[arm.name] = servers[arm.name].ready()
+            ready(arm.name)
+        yield Fleet(servers, engines)
     except BaseException:
         for server in servers.values():
             server.kill()
@@ -149,98 +141,79 @@ def open_fleet(
         list(pool.map(lambda server: server.close(), servers.values()))
 
 
-def _start(
-    arms: Sequence[Arm],
-    launch: Callable[[Arm], ArmServer],
-    ready: Callable[[str], None],
-    servers: dict[str, ArmServer],
-) -> dict[str, Mapping[str, object]]:
-    engines: dict[str, Mapping[str, object]] = {}
-    at_once = max(2, cores() // CORES)
-    for position, arm in enumerate(arms):
-        for starting in arms[len(servers) : position + at_once]:
-            servers[starting.name] = launch(starting)
-        engines[arm.name] = servers[arm.name].ready()
-        ready(arm.name)
-    return engines
-
-
-#: What starts an engine: a name, its settings, the file for its output.
-Starter = Callable[[str, EngineConfig, Path], ArmServer]
-
-#: The default algorithm of engines in which each request names its own, and of stock ones.
-_OURS, _STOCK = "mepic", "prefix"
-
-
 def shareable(config: EngineConfig) -> EngineConfig:
     """The settings of the engine that serves an arm among others.
 
-    Stock vLLM caches prefixes, and has no chunks that could be compiled in some order.
+    Stock vLLM caches prefixes, and has no chunks that could be compiled in some order; in other
+    engines each request names its algorithm.
     """
     if config.stock:
-        return replace(config, algorithm=_STOCK, compile_order="head")
-    return replace(config, algorithm=_OURS)
+        return replace(config, algorithm="prefix", compile_order="head")
+    return replace(config, algorithm="mepic")
 
 
-@dataclass
 class _Engine:
-    """An engine, its description, and the arm whose KV is in its caches."""
+    """An engine that does once what several arms ask for, and the arm that used it last."""
 
-    server: ArmServer
-    description: Mapping[str, object] | None = None
-    warm: set[str] = field(default_factory=set)
-    user: "BorrowedServer | None" = None
+    def __init__(self, server: ArmServer) -> None:
+        self.server = server
+        self.ready = cache(server.ready)
+        self.warm_up = cache(lambda algorithm: server.call(methodcaller("warm_up", algorithm)))
+        self.user: BorrowedServer | None = None
 
 
 class SharedEngines:
-    """Lends engines to arms, and starts those that are not there yet; a context manager."""
+    """Lends engines to arms, and starts those that are not there yet; a context manager.
 
-    def __init__(self, start: Starter) -> None:
+    `start` starts an engine, given a name, its settings and the file for its output.
+    """
+
+    def __init__(self, start: Callable[[str, EngineConfig, Path], ArmServer]) -> None:
         self._start = start
         self._engines: dict[EngineConfig, _Engine] = {}
 
-    def __enter__(self) -> "SharedEngines":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.retain(())
 
     def launch(self, name: str, config: EngineConfig, log: Path) -> "BorrowedServer":
-        """An arm's server; see `Starter`."""
+        """An arm's server."""
         wanted = shareable(config)
         if wanted not in self._engines:
             kind = "stock" if wanted.stock else "picbench"
             log = log.with_name(f"{kind}{log.suffix}")
             self._engines[wanted] = _Engine(self._start(kind, wanted, log))
-        ended = lambda: self._engines.pop(wanted, None)  # noqa: E731
+        ended = partial(self._engines.pop, wanted, None)
         return BorrowedServer(config, self._engines[wanted], ended)
 
     def retain(self, configs: Iterable[EngineConfig]) -> None:
         """Close engines that no arm with these settings needs."""
-        wanted = {shareable(config) for config in configs}
-        for config in [config for config in self._engines if config not in wanted]:
+        for config in self._engines.keys() - set(map(shareable, configs)):
             self._engines.pop(config).server.close()
 
 
 class BorrowedServer:
-    """An arm's turn on an engine: see ArmServer."""
+    """An arm's turn on an engine, whose KV is dropped when another arm has used it.
+
+    In stock vLLM, requests that reuse nothing are a tenant each.
+    """
 
     def __init__(self, config: EngineConfig, engine: _Engine, ended: Callable[[], object]) -> None:
         self._config = config
         self._engine = engine
         self._ended = ended
-        self._sent = 0
-        self._salted = config.stock and parse(config.algorithm).reuse is Reuse.NOTHING
+        self._alone = config.stock and parse(config.algorithm).reuse is Reuse.NOTHING
+        self._numbers = count(1)
+        self.call = engine.server.call
 
     def ready(self) -> Mapping[str, object]:
         """See ArmServer; what the arm's algorithm needs first is computed now."""
-        engine, algorithm = self._engine, self._config.algorithm
-        if engine.description is None:
-            engine.description = engine.server.ready()
-        if algorithm not in engine.warm and not self._config.stock:
-            engine.server.call(methodcaller("warm_up", algorithm))
-        engine.warm.add(algorithm)
-        return {**engine.description, "shared": True}
+        description = self._engine.ready()
+        if not self._config.stock:
+            self._engine.warm_up(self._config.algorithm)
+        return {**description, "shared": True}
 
     def run(
         self,
@@ -248,18 +221,19 @@ class BorrowedServer:
         concurrency: int | None,
         arrivals: Sequence[float] | None = None,
     ) -> GroupResult:
-        """See ArmServer; in stock vLLM, requests that reuse nothing are a tenant each."""
-        self._take()
-        return self._engine.server.run([*map(self._own, requests)], concurrency, arrivals)
+        """See ArmServer."""
+        if self._engine.user is not self:
+            self.reset()
+        if not self._config.stock:
+            requests = [replace(r, algorithm=self._config.algorithm) for r in requests]
+        elif self._alone:
+            requests = [replace(r, salt=f"request {next(self._numbers)}") for r in requests]
+        return self._engine.server.run(requests, concurrency, arrivals)
 
     def reset(self) -> None:
         """See ArmServer."""
         self._engine.server.reset()
         self._engine.user = self
-
-    def call(self, function: Callable[[Any], Any]) -> Any:
-        """See ArmServer."""
-        return self._engine.server.call(function)
 
     def close(self) -> None:
         """Give the engine back; it keeps running."""
@@ -268,13 +242,3 @@ class BorrowedServer:
         """End the engine for all arms at once."""
         self._engine.server.kill()
         self._ended()
-
-    def _take(self) -> None:
-        if self._engine.user is not self:
-            self.reset()
-
-    def _own(self, request: Request) -> Request:
-        self._sent += 1
-        if self._salted:
-            return replace(request, salt=f"request {self._sent}")
-        return request if self._config.stock else replace(request, algorithm=self._config.algorithm)
