@@ -11,8 +11,9 @@ import pytest
 
 import picbench.cli
 from picbench.errors import ConfigError, InvalidRun
-from picbench.experiments.steps import PAPERS, CheckStep, Command, run_steps, steps
+from picbench.experiments.steps import PAPERS, CheckStep, measure, steps
 from picbench.papers import settings as paper_settings
+from picbench.run.measurements import AllSteps
 from picbench.store import provenance
 
 #: Steps that say whether the engine is right, and are followed by those that say how fast.
@@ -41,66 +42,67 @@ MEASUREMENTS = (
 LATER = ("break-even", "profile", "paper-mepic", "paper-epic", "paper-minipic", "paper-cacheblend")
 
 
-@pytest.fixture(autouse=True)
-def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "G"}])
+Command = tuple[str, ...]
+
+
+class Steps:
+    """Three steps, each of which leaves a word in a file."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.log, self.monkeypatch = folder, folder / "log", monkeypatch
+
+    def run(self, *only: str, redo: bool = False, commit: str = "c0ffee", **ends: str) -> None:
+        """Run the steps; `ends` is what the commands of some do last."""
+        found = [
+            CheckStep(name, f"says {name}", self.say(name, ends.get(name, "pass")))
+            for name in ("first", "second", "third")
+        ]
+        self.run_these(found, only=only, redo=redo, commit=commit)
+
+    def run_these(self, found: Sequence[CheckStep], **settings: Any) -> None:
+        self.monkeypatch.setattr("picbench.experiments.steps.steps", lambda *_: found)
+        measure(AllSteps(runs=self.folder / "runs", **settings))
+
+    def say(self, word: str, end: str = "pass") -> Command:
+        script = f"open({str(self.log)!r}, 'a').write({word + ' '!r}); {end}"
+        return (sys.executable, "-c", script)
+
+    @property
+    def said(self) -> list[str]:
+        return self.log.read_text().split() if self.log.exists() else []
+
+    @property
+    def notes(self) -> list[str]:
+        return sorted(path.stem for path in (self.folder / "runs").glob("*.done"))
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
-    """Where the commands of the tests leave a word each."""
-    return tmp_path / "log"
+def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "G"}])
+    return Steps(tmp_path, monkeypatch)
 
 
-def say(log: Path, word: str, end: str = "pass") -> Command:
-    """A command that adds a word to a file, and ends somehow."""
-    return (sys.executable, "-c", f"open({str(log)!r}, 'a').write({word + ' '!r}); {end}")
-
-
-def said(log: Path) -> list[str]:
-    return log.read_text().split() if log.exists() else []
-
-
-def three(log: Path, end: str = "pass") -> list[CheckStep]:
-    """Three steps, of which the one in the middle ends somehow."""
-    return [
-        CheckStep("first", "one command", say(log, "a")),
-        CheckStep("second", "another one", say(log, "b", end)),
-        CheckStep("third", "one more", say(log, "c")),
-    ]
-
-
-def run(
-    found: Sequence[CheckStep],
-    tmp_path: Path,
-    *only: str,
-    redo: bool = False,
-    commit: str = "c0ffee",
-) -> None:
-    run_steps(found, tmp_path / "runs", only, commit, redo=redo)
-
-
-def notes(tmp_path: Path) -> list[str]:
-    return sorted(path.name for path in (tmp_path / "runs").glob("*"))
-
-
-def test_every_step_runs_in_order(
-    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(three(log), tmp_path)
-    assert said(log) == ["a", "b", "c"]
-    assert notes(tmp_path) == ["first.done", "second.done", "third.done"]
-    assert json.loads((tmp_path / "runs" / "second.done").read_text())["seconds"] >= 0
+def test_every_step_runs_in_order_once(three: Steps, capsys: pytest.CaptureFixture[str]) -> None:
+    three.run()
+    assert three.said == three.notes == ["first", "second", "third"]
+    done = json.loads((three.folder / "runs" / "second.done").read_text())
+    assert done["commit"] == "c0ffee" and done["seconds"] >= 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "first: one command"
+    assert lines[0] == "first: says first"
     assert lines[-1].startswith("third: ok, ")
+    three.run()
+    assert len(three.said) == 3
+    assert "first: done before (--redo repeats it)" in capsys.readouterr().out
 
 
-def test_what_was_done_at_another_commit_is_repeated(tmp_path: Path, log: Path) -> None:
-    run(three(log), tmp_path, "first")
-    run(three(log), tmp_path, "first", commit="decade")
-    run(three(log), tmp_path, "first", commit="decade")
-    assert said(log) == ["a", "a"]
+def test_steps_are_repeated_at_another_commit_or_where_that_is_asked(three: Steps) -> None:
+    three.run("first")
+    three.run("first", commit="decade")
+    three.run("first", commit="decade")
+    assert three.said == ["first"] * 2
+    three.run("third", "first", redo=True, commit="decade")
+    assert three.said[2:] == ["first", "third"]
+    assert three.notes == ["first", "third"]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +110,7 @@ def test_what_was_done_at_another_commit_is_repeated(tmp_path: Path, log: Path) 
     [(1, None, False), (2, None, True), (2, "1", False), (2, "0,1", True)],
 )
 def test_a_step_for_more_gpus_is_named_and_left_out(
-    tmp_path: Path,
-    log: Path,
+    three: Steps,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     there: int,
@@ -120,56 +121,32 @@ def test_a_step_for_more_gpus_is_named_and_left_out(
     monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "G"}] * there)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    run([CheckStep("two", "on two GPUs", say(log, "two"), gpus=2), *three(log)], tmp_path)
-    assert said(log) == [*(["two"] if enough else []), "a", "b", "c"]
+    found = [CheckStep("two", "on two", three.say("two"), 2), CheckStep("a", "", three.say("a"))]
+    three.run_these(found, commit="c")
+    assert three.said == [*(["two"] if enough else []), "a"]
     told = "two: not run, it needs 2 GPUs and there are 1" in capsys.readouterr().out
     assert told is not enough
-    assert ("two.done" in notes(tmp_path)) is enough
-
-
-def test_what_is_done_is_not_repeated_unless_asked_for(
-    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(three(log), tmp_path, "first")
-    capsys.readouterr()
-    run(three(log), tmp_path)
-    assert said(log) == ["a", "b", "c"]
-    assert "first: done before (--redo repeats it)" in capsys.readouterr().out
-    run(three(log), tmp_path, "third", redo=True)
-    assert said(log) == ["a", "b", "c", "c"]
-    run(three(log), tmp_path, redo=True)
-    assert said(log)[4:] == ["a", "b", "c"]
-
-
-def test_only_named_steps_run_and_in_the_order_of_all(tmp_path: Path, log: Path) -> None:
-    run(three(log), tmp_path, "third", "first")
-    assert said(log) == ["a", "c"]
-    assert notes(tmp_path) == ["first.done", "third.done"]
+    assert ("two" in three.notes) is enough
 
 
 @pytest.mark.parametrize(
     "end", ["raise SystemExit(1)", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
 )
-def test_nothing_runs_after_a_command_that_fails(tmp_path: Path, log: Path, end: str) -> None:
+def test_nothing_runs_after_a_command_that_fails_until_it_does_not(three: Steps, end: str) -> None:
     with pytest.raises(InvalidRun, match="step second failed: ") as error:
-        run(three(log, end), tmp_path)
+        three.run(second=end)
     assert (error.value.exit_code, error.value.hint) == (3, "nothing after it was run")
-    assert said(log) == ["a", "b"]
-    assert notes(tmp_path) == ["first.done"]
+    assert three.said == ["first", "second"]
+    assert three.notes == ["first"]
+    three.run()
+    assert three.said == ["first", "second", "second", "third"]
 
 
-def test_a_later_call_goes_on_at_the_step_that_failed(tmp_path: Path, log: Path) -> None:
-    with pytest.raises(InvalidRun):
-        run(three(log, "raise SystemExit(1)"), tmp_path)
-    run(three(log), tmp_path)
-    assert said(log) == ["a", "b", "b", "c"]
-
-
-def test_an_unknown_step_stops_all_of_them(tmp_path: Path, log: Path) -> None:
+def test_an_unknown_step_stops_all_of_them(three: Steps) -> None:
     with pytest.raises(ConfigError, match="`only` secnd: no such step") as error:
-        run(three(log), tmp_path, "first", "secnd")
+        three.run("first", "secnd")
     assert error.value.hint == "did you mean 'second'?"
-    assert said(log) == []
+    assert three.said == []
 
 
 @pytest.fixture
@@ -202,11 +179,6 @@ def test_models_of_checks_can_be_divided_among_the_gpus(
     assert [count % gpus for count in heads] == [0, 0]
 
 
-def test_steps_have_names_of_their_own(tmp_path: Path, found: dict[str, CheckStep]) -> None:
-    assert len(found) == len(list(steps(tmp_path, tmp_path, None)))
-    assert all(step.command and step.summary for step in found.values())
-
-
 def test_all_flags_of_picbench_exist(found: dict[str, CheckStep]) -> None:
     ours = [s.command for s in found.values() if s.command[2] == "picbench"]
     assert all(flags(command) for command in ours)
@@ -223,11 +195,8 @@ def test_papers_take_scores_that_are_there(tmp_path: Path, found: dict[str, Chec
     assert command[command.index("--scores") + 1] == str(tmp_path / "testbed" / "algorithms")
 
 
-def test_every_paper_is_a_step() -> None:
-    assert set(PAPERS) == set(paper_settings.PAPERS)
-
-
 def test_predictions_are_made_from_the_grid_that_was_measured(found: dict[str, CheckStep]) -> None:
+    assert set(PAPERS) == set(paper_settings.PAPERS)
     measured, checked = (found[name].command for name in ("break-even", "profile"))
     grid = Path(checked[checked.index("--grid") + 1])
     assert str(grid.parent) == measured[measured.index("--output") + 1]
@@ -244,14 +213,11 @@ def test_what_is_tested_is_there(found: dict[str, CheckStep]) -> None:
 def test_the_name_of_the_code_reaches_what_is_written(
     tmp_path: Path, found: dict[str, CheckStep]
 ) -> None:
-    for name in ("accuracy-float32", "alone", *MEASUREMENTS):
+    for name in ("accuracy-float32", "alone", *MEASUREMENTS, *LATER):
         command = found[name].command
         assert command[command.index("--commit") + 1] == "abc"
-        assert command[command.index("--output") + 1] == str(tmp_path / "out")
-    for name in LATER:
-        command = found[name].command
-        assert command[command.index("--commit") + 1] == "abc"
-        assert str(tmp_path) in command[command.index("--output") + 1]
+        written = command[command.index("--output") + 1]
+        assert str(tmp_path) in written if name in LATER else written == str(tmp_path / "out")
     unnamed = steps(tmp_path, tmp_path, None)
     assert not any("--commit" in step.command for step in unnamed)
 
