@@ -44,14 +44,16 @@ def setting(
     metavar: str | None = None,
     shown: str | bool = True,
     flag: str | None = None,
+    later: bool = False,
     **bounds: Any,
 ) -> Any:
     """A field with what a user sees of it; `bounds` are pydantic's.
 
     `metavar` stands for its value, `shown` is what help says of the default (False: nothing), and
-    `flag` is its flag where that is not made of the field's name.
+    `flag` is its flag where that is not made of the field's name. One that came `later` is no part
+    of a run's fingerprint where it has its default.
     """
-    extra: dict[str, Any] = {"metavar": metavar, "shown": shown, "flag": flag}
+    extra: dict[str, Any] = {"metavar": metavar, "shown": shown, "flag": flag, "later": later}
     return Field(default, description=description, json_schema_extra=extra, **bounds)
 
 
@@ -169,6 +171,7 @@ class RunConfig(SettingsModel):
         "When missing chunks are compiled: right before the first request that needs them, "
         "those of all waiting requests before any of these runs, or in order of arrival, "
         "interleaved with other requests (MiniPIC's ISPS).",
+        later=True,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
@@ -189,11 +192,13 @@ class RunConfig(SettingsModel):
         False,
         "Cache every key of a PIC engine without RoPE, as MEPIC and MiniPIC describe it. On CPU "
         "the keys of chunks are always cached this way.",
+        later=True,
     )
     shared_decode: SharedDecode = setting(
         "auto",
         "On a GPU, whether decoding steps read a chunk once for all requests that see it: where "
         "that is expected to be faster (auto), or wherever two do (always, for checks).",
+        later=True,
     )
     context: int | None = setting(
         None,
@@ -228,6 +233,7 @@ class RunConfig(SettingsModel):
         "Leave passages out of prompts: what precedes a passage that the answer needs in its "
         "document. Only KV that was compiled with context=document knows it then.",
         shown="nothing",
+        later=True,
     )
     cache: Literal["cold", "warm", "steady"] | None = setting(
         None,
@@ -235,12 +241,14 @@ class RunConfig(SettingsModel):
         "group of requests, filled with all chunks before the first one, or kept over 200 "
         "different prompts or more. A run that was in another state is invalid (exit 3).",
         shown="empty at start, kept between requests",
+        later=True,
     )
     repeats: int = setting(
         1,
         "Run all requests N times, each time from the same state of caches as the first time.",
         metavar="N",
         ge=1,
+        later=True,
     )
     output: str | None = setting(
         None,

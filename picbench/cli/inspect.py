@@ -187,7 +187,7 @@ def selftest(services: "Services | None", /, *, as_json: bool, **flags: Any) -> 
     from dataclasses import asdict
 
     from picbench.experiments.controls import prepare_controls, run_controls
-    from picbench.run.progress import open_progress
+    from picbench.run.schedule import open_progress
     from picbench.run.session import Services
     from picbench.settings import parse_config
 

@@ -235,8 +235,8 @@ def _accuracy(config: "ReproduceConfig", output: Path) -> int:
 
 def _print_estimates(first: str, estimates: Iterable["Estimate"], heading: str) -> int:
     """Print what is left of experiments, or of models, as `first` says."""
-    from picbench.run.progress import minutes
     from picbench.run.result import print_all
+    from picbench.run.schedule import minutes
     from picbench.tables.table import Column, Shown, Table, Value
 
     found = list(estimates)
@@ -259,7 +259,7 @@ def _reproduce(services: "Services | None", plan: "Reproduction") -> int:
     from picbench.files import locked
     from picbench.papers.page import write_page
     from picbench.papers.reproduce import estimate
-    from picbench.run.progress import open_progress
+    from picbench.run.schedule import open_progress
     from picbench.run.session import Services
 
     whole = plan.run(services or Services(), open_progress)

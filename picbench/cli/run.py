@@ -67,8 +67,8 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
     from picbench.errors import EngineError
     from picbench.figures.run import write_run_files
     from picbench.run.job import prepare
-    from picbench.run.progress import open_progress
     from picbench.run.result import print_result
+    from picbench.run.schedule import open_progress
     from picbench.run.session import Services, execute
     from picbench.settings import parse_config
 
@@ -149,7 +149,7 @@ def _plan(job: "Job") -> Iterator[tuple[str, str]]:
 def _estimates(job: "Job") -> Iterator[tuple[str, str]]:
     from picbench.experiments.sweep import estimate_run
     from picbench.run.job import RUNS
-    from picbench.run.progress import minutes
+    from picbench.run.schedule import minutes
     from picbench.tables.run import gib
 
     found = estimate_run(job, RUNS)
@@ -353,7 +353,7 @@ def _run_sweep(
         sweep_markdown,
         write_sweep,
     )
-    from picbench.run.progress import open_progress
+    from picbench.run.schedule import open_progress
     from picbench.store.writer import hold
 
     cells = [plan.cell for plan in planned]

@@ -21,7 +21,7 @@ from picbench.compare.comparison import adjusted
 from picbench.engines.algorithms import Algorithm
 from picbench.engines.planning.policy import ChunkPolicy, LayoutConfig, Segment
 from picbench.run.job import Job, prepare
-from picbench.run.progress import Progress
+from picbench.run.schedule import Progress
 from picbench.run.session import Services, execute
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig

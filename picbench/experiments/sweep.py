@@ -23,8 +23,8 @@ from picbench.figures.run import write_run_files
 from picbench.files import check_place, write_json, write_whole
 from picbench.run.arm import parse_arms
 from picbench.run.job import Job, prepare
-from picbench.run.progress import Progress, minutes
 from picbench.run.result import arms_of, headline, print_all
+from picbench.run.schedule import Progress, minutes
 from picbench.run.session import Services, execute
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig, parse_config

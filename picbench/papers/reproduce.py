@@ -39,10 +39,9 @@ from picbench.papers.settings import (
     read_published,
 )
 from picbench.run.arm import SharedEngines, shareable
-from picbench.run.job import Job, prepare
-from picbench.run.progress import LaterProgress, Progress
-from picbench.run.resume import can_resume
+from picbench.run.job import Job, can_resume, prepare
 from picbench.run.runner import TimeBudget, share
+from picbench.run.schedule import Progress
 from picbench.run.session import Launch, Services, execute_all
 from picbench.run.traffic_file import TrafficWriter, Written
 from picbench.settings import parse_config
@@ -190,7 +189,6 @@ def serve_loads(
         return
     total = sum(job.requests for _, job in runs)
     with display(total) as progress, SharedEngines(services.launch) as engines:
-        served = 0
         for group in groups.values():
             group.sort(key=lambda run: run[0].point.seed)
             engines.retain(job.engine(arm) for _, job in group for arm in job.arms)
@@ -198,11 +196,9 @@ def serve_loads(
             begins = budget.allows(load.expected, START[load.point.device])
             for batch in [[run] for run in group] if job.shared else [group]:
                 launch = engines.launch if job.shared else services.launch
-                later = LaterProgress(progress, served)
-                if not begins or not _serve(batch, launch, later, logs, budget, commit):
+                if not begins or not _serve(batch, launch, progress, logs, budget, commit):
                     progress.say("time is over; the same command continues from here")
                     return
-                served += sum(job.requests for _, job in batch)
 
 
 def _serve(

@@ -1,4 +1,4 @@
-"""The run protocol: interleaved rounds, or whole runs one after another.
+"""The run protocol: interleaved rounds, or whole runs one after another; and how far a run is.
 
 A round sends the same group of samples to every arm in turn, and the next round begins with the
 next arm: whatever drifts (clock, temperature, neighbours) hits all arms alike, and only one arm
@@ -8,40 +8,32 @@ Requests that arrive at times of their own (an open loop) cannot be cut into gro
 draining the queue that they build up. There each arm serves all of them, and then the next arm.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from types import MappingProxyType
+from time import monotonic
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import EngineError, InvalidRun
-from picbench.run.arm import ArmServer, Fleet
+from picbench.run.arm import Fleet
 from picbench.run.cache_state import DeclaredCache, fill_requests
 from picbench.run.job import Job
-from picbench.run.progress import Progress
 from picbench.store.records import ArmBatch, Failure, GroupResult, SampleRow
 from picbench.store.writer import StoredBatch
 from picbench.workloads.prompts.chunk_order import ContextIndex
 from picbench.workloads.sample import Sample
 
-#: What an arm gets in place of some samples: the same ones, prompts changed or not.
-Rewrite = Callable[[str, Sequence[Sample]], Sequence[Sample]]
-
-#: What is done to an arm's cache before it serves the group of a round.
-Prepare = Callable[[str, int], None]
-
 #: Groups are this many times as large as the concurrency, for the loop drains at a group's end.
 DEPTH = 4
-
-
-def group_size(concurrency: int, *, together: bool = False) -> int:
-    """Samples of a group: single ones at concurrency 1, where there is nothing to drain.
-
-    If they are to begin `together`, there are no more of them than are in flight at a time.
-    """
-    return concurrency if together or concurrency == 1 else DEPTH * concurrency
-
 
 #: A round of an arm: the number of the round, the arm, the samples that it serves.
 Planned = tuple[int, str, Sequence[Sample]]
@@ -59,66 +51,6 @@ def schedule(
         begin = (first + number) % len(arms)
         for arm in (*arms[begin:], *arms[:begin]):
             yield number, arm, samples[start : start + size]
-
-
-def serve(
-    servers: Mapping[str, ArmServer],
-    planned: Iterable[Planned],
-    concurrency: int | None,
-    rewrite: Rewrite = lambda arm, samples: samples,
-    *,
-    arrivals: Sequence[float] | None = None,
-    lost: Mapping[str, str] = MappingProxyType({}),
-    prepare: Prepare = lambda arm, number: None,
-) -> Iterator[ArmBatch]:
-    """Serve the planned rounds one after another.
-
-    In a closed loop at most `concurrency` requests are in flight; with `arrivals` (seconds) each is
-    sent at its own time. An arm whose engine is gone fails its remaining requests; the others
-    continue. `lost` says why engines were gone before.
-    """
-    gone = dict(lost)
-    for number, arm, given in planned:
-        sent = given
-        if arm not in gone:
-            try:
-                prepare(arm, number)
-                sent = rewrite(arm, given)
-                result = servers[arm].run([*map(to_request, sent)], concurrency, arrivals)
-            except EngineError as error:
-                gone[arm] = str(error)
-        if arm in gone:
-            failed = Failure(gone[arm])
-            result = GroupResult((failed,) * len(sent), busy=0.0, clean=False)
-        yield ArmBatch(number, arm, sent, result, arrivals, gone.get(arm))
-
-
-def preload(
-    servers: Mapping[str, ArmServer],
-    samples: Sequence[Sample],
-    concurrency: int,
-    rewrite: Rewrite,
-) -> dict[str, GroupResult]:
-    """Run samples through every arm, unmeasured: the caches are warm afterwards.
-
-    The results, by arm, tell what became of the caches. An arm whose engine is gone is skipped: its
-    next batch reports it. Raises InvalidRun for a sample that fails, since the cache would not be
-    as declared.
-    """
-    found: dict[str, GroupResult] = {}
-    for arm, server in servers.items():
-        try:
-            result = server.run([*map(to_request, rewrite(arm, samples))], concurrency)
-        except EngineError:
-            continue
-        found[arm] = result
-        for sample, outcome in zip(samples, result.outcomes, strict=True):
-            if isinstance(outcome, Failure):
-                raise InvalidRun(
-                    f"arm {arm}: {sample.id} could not be preloaded: {outcome.message}",
-                    hint="raise `kv_blocks`, or run without preloaded chunks",
-                )
-    return found
 
 
 def to_request(sample: Sample, algorithm: str | None = None) -> Request:
@@ -161,110 +93,52 @@ class ChunkOrder:
         return replace(sample, segments=tuple(sample.segments[place] for place in order))
 
 
-class CacheUpkeep:
-    """What arms are put through beside measuring: caches dropped, chunks served ahead, reordering.
+class Rounds:
+    """Serves the rounds of a job, and brings the arms' caches into their state before.
 
-    `declared` expects and verifies what it comes to.
+    `planned` are all of them, `per_repeat` of each repeat; `declared` expects and verifies reuse.
     """
 
-    def __init__(self, job: Job, fleet: Fleet, progress: Progress) -> None:
-        self._job = job
-        self._servers = fleet.servers
-        self._progress = progress
+    def __init__(self, job: Job, fleet: Fleet, say: Callable[[str], object]) -> None:
+        self._job, self._servers, self._say = job, fleet.servers, say
         self._orders = {arm.name: ChunkOrder() for arm in job.arms if arm.reorders}
+        self._reusing = [arm.name for arm in job.arms if arm.reuse is not Reuse.NOTHING]
+        self._cold = job.config.cache == "cold"
         sizes = {arm.name: fleet.engines[arm.name].get("block_size") for arm in job.arms}
         blocks = {a: size if isinstance(size, int) else BLOCK_SIZE for a, size in sizes.items()}
         self.declared = DeclaredCache(job.config.cache, job.arms, blocks)
+        samples, size, first = job.workload.samples, job.config.concurrency, 0
+        if job.workload.arrivals is not None:
+            # Any first arm that differs from run to run will do.
+            size, first = len(samples), int(job.fingerprint, 16)
+        elif size > 1 and not self._cold:  # Requests of a cold group begin together.
+            size *= DEPTH
+        names = [arm.name for arm in job.arms]
+        self.planned = list(schedule(samples, names, size, job.config.repeats, first))
+        self.per_repeat = -(-len(samples) // size)
 
-    @property
-    def cold(self) -> bool:
-        """Whether caches are dropped before each group."""
-        return self._job.config.cache == "cold"
-
-    @property
-    def group_size(self) -> int:
-        """Samples of a group in a closed loop."""
-        return group_size(self._job.config.concurrency, together=self.cold)
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of one repeat."""
-        workload = self._job.workload
-        return 1 if workload.arrivals else -(-len(workload.samples) // self.group_size)
-
-    @property
-    def reusing(self) -> list[str]:
-        """Arms that reuse anything of earlier requests."""
-        return [arm.name for arm in self._job.arms if arm.reuse is not Reuse.NOTHING]
-
-    def begin(self) -> None:
-        """Bring the empty caches of engines that have just started into the state.
-
-        Those that arms share are brought into it at each arm's turn.
-        """
-        if self._job.shared:
-            return
-        if self._job.workload.preload:
-            count = len(self._job.workload.preload)
-            self._progress.say(f"preloading {count} chunks into each arm")
-        if self._job.config.cache == "warm":
-            count = len(fill_requests(self._job.workload.samples))
-            arms = len(self.reusing)
-            self._progress.say(f"warming up: {count} chunks into each of {arms} arms")
-        self._serve_ahead(tuple(self._servers))
-
-    def prepare(self, arm: str, number: int) -> None:
-        """Bring an arm's cache into the state before a round. Raises EngineError if it is gone."""
-        if self.cold:
-            self._servers[arm].reset()
-        first = self._job.shared and not number
-        if not first and (not number or number % self.rounds):
-            return
-        self._servers[arm].reset()
-        self.declared.begin(arm)
-        if arm in self._orders:
-            self._orders[arm] = ChunkOrder()
-        self._serve_ahead((arm,))
-
-    def rewrite(self, arm: str, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """What an arm is sent in place of some samples."""
-        order = self._orders.get(arm)
-        return [order.arrange(sample) for sample in samples] if order else samples
-
-    def _serve_ahead(self, arms: Collection[str]) -> None:
-        workload, concurrency = self._job.workload, self._job.config.concurrency
-        if workload.preload:
-            servers = {name: self._servers[name] for name in arms}
-            preload(servers, workload.preload, concurrency, self.rewrite)
-        if self._job.config.cache != "warm":
-            return
-        samples = fill_requests(workload.samples)
-        servers = {name: self._servers[name] for name in arms if name in self.reusing}
-        for arm, result in preload(servers, samples, concurrency, self.rewrite).items():
-            self.declared.note_fill(arm, samples, result.evicted)
-
-    def restore(
+    def begin(
         self,
         stored: Sequence[StoredBatch],
-        planned: Sequence[Planned],
         to_rows: Callable[[ArmBatch], Sequence[SampleRow]],
     ) -> tuple[int, int]:
-        """Bring caches to where a run was stopped: serve what it has measured again, unmeasured.
+        """Bring the caches of engines that have just started to where a run begins or was stopped.
 
-        Gives how many requests were served again, and how many got another reply this time.
-        `planned` are the rounds of the `stored` batches. What engines reuse depends on all that
-        they served before in this repeat, in the same order and groups, so that nothing less makes
-        the requests that follow hit as in a run that was not stopped. In an open loop each arm
-        begins without. Raises InvalidRun where a request now reuses other tokens than when it was
-        measured: its engine is not in the state in which the run was stopped.
+        The `stored` batches are served again, unmeasured. Gives how many requests were, and how
+        many got another reply this time. What engines reuse depends on all that they served before
+        in this repeat, in the same order and groups, so that nothing less makes the requests that
+        follow hit as in a run that was not stopped. In an open loop each arm begins without. Raises
+        InvalidRun where a request now reuses other tokens than when it was measured: its engine is
+        not in the state in which the run was stopped.
         """
+        self._fill_all()
         replayed = changed = 0
         if self._job.workload.arrivals is not None or not stored:
             return replayed, changed
-        if not self.cold:
-            self._progress.say("serving stored requests again, unmeasured, to restore caches")
-        first = len(stored) - len(stored) % (self.rounds * len(self._job.arms))
-        for batch, (number, arm, given) in zip(stored[first:], planned[first:], strict=True):
+        if not self._cold:
+            self._say("serving stored requests again, unmeasured, to restore caches")
+        first = len(stored) - len(stored) % (self.per_repeat * len(self._job.arms))
+        for batch, (number, arm, given) in zip(stored[first:], self.planned[first:], strict=False):
             line, names = batch.line, [row.sample for row in batch.rows]
             if (line.round, line.arm, names) != (number, arm, [s.id for s in given]):
                 raise InvalidRun(
@@ -273,11 +147,10 @@ class CacheUpkeep:
                     hint="name a new `output` to measure again",
                 )
             # Also where nothing is sent: what comes later depends on it.
-            sent = self.rewrite(arm, given)
-            if self.cold or arm not in self.reusing or line.lost is not None:
+            sent = self._rewrite(arm, given)
+            if self._cold or arm not in self._reusing or line.lost is not None:
                 continue
-            result = self._servers[arm].run([*map(to_request, sent)], self._job.config.concurrency)
-            rows = to_rows(ArmBatch(number, arm, sent, result))
+            rows = to_rows(ArmBatch(number, arm, sent, self._send(arm, sent)))
             for before, now in zip(batch.rows, rows, strict=True):
                 counters = [(row.error is None, row.tokens, row.hits) for row in (before, now)]
                 if counters[0] != counters[1]:
@@ -292,3 +165,185 @@ class CacheUpkeep:
                 changed += replies[0] != replies[1]
             replayed += len(rows)
         return replayed, changed
+
+    def serve(self, done: int, lost: Mapping[str, str]) -> Iterator[ArmBatch]:
+        """Serve all planned rounds but for the first `done`.
+
+        An arm whose engine is gone fails its remaining requests; the others continue. `lost` says
+        why engines were gone before.
+        """
+        gone, arrivals = dict(lost), self._job.workload.arrivals
+        for number, arm, given in self.planned[done:]:
+            sent = given
+            if arm not in gone:
+                try:
+                    self._prepare(arm, number)
+                    sent = self._rewrite(arm, given)
+                    result = self._send(arm, sent, arrivals)
+                except EngineError as error:
+                    gone[arm] = str(error)
+            if arm in gone:
+                failed = Failure(gone[arm])
+                result = GroupResult((failed,) * len(sent), busy=0.0, clean=False)
+            yield ArmBatch(number, arm, sent, result, arrivals, gone.get(arm))
+
+    def _fill_all(self) -> None:
+        """Fill empty caches, but for those that arms share: they are filled at each arm's turn."""
+        if self._job.shared:
+            return
+        workload = self._job.workload
+        if workload.preload:
+            self._say(f"preloading {len(workload.preload)} chunks into each arm")
+        if self._job.config.cache == "warm":
+            count, arms = len(fill_requests(workload.samples)), len(self._reusing)
+            self._say(f"warming up: {count} chunks into each of {arms} arms")
+        self._fill(self._servers)
+
+    def _prepare(self, arm: str, number: int) -> None:
+        """Bring an arm's cache into the state before a round. Raises EngineError if it is gone."""
+        again = number % self.per_repeat == 0 and (number > 0 or self._job.shared)
+        if self._cold or again:
+            self._servers[arm].reset()
+        if again:
+            self.declared.begin(arm)
+            if arm in self._orders:
+                self._orders[arm] = ChunkOrder()
+            self._fill((arm,))
+
+    def _fill(self, arms: Collection[str]) -> None:
+        """Serve chunks ahead, unmeasured; an arm whose engine is gone reports it in its next batch.
+
+        Raises InvalidRun for a chunk that fails, since the cache would not be as declared.
+        """
+        preload = self._job.workload.preload
+        ahead: list[tuple[str, Sequence[Sample], bool]] = [(arm, preload, False) for arm in arms]
+        if self._job.config.cache == "warm":
+            chunks = fill_requests(self._job.workload.samples)
+            ahead += [(arm, chunks, True) for arm in arms if arm in self._reusing]
+        for arm, samples, expected in ahead:
+            if not samples:
+                continue
+            try:
+                result = self._send(arm, self._rewrite(arm, samples))
+            except EngineError:
+                continue
+            for sample, outcome in zip(samples, result.outcomes, strict=True):
+                if isinstance(outcome, Failure):
+                    raise InvalidRun(
+                        f"arm {arm}: {sample.id} could not be preloaded: {outcome.message}",
+                        hint="raise `kv_blocks`, or run without preloaded chunks",
+                    )
+            if expected:
+                self.declared.note_fill(arm, samples, result.evicted)
+
+    def _rewrite(self, arm: str, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """What an arm is sent in place of some samples."""
+        order = self._orders.get(arm)
+        return [order.arrange(sample) for sample in samples] if order else samples
+
+    def _send(
+        self, arm: str, samples: Sequence[Sample], arrivals: Sequence[float] | None = None
+    ) -> GroupResult:
+        concurrency = self._job.config.concurrency if arrivals is None else None
+        return self._servers[arm].run([*map(to_request, samples)], concurrency, arrivals)
+
+
+#: Seconds between plain lines of progress.
+INTERVAL = 10.0
+
+
+class Progress:
+    """Shows what runs do; this one shows nothing."""
+
+    def say(self, message: str) -> None:
+        """Print a line."""
+
+    def begin(self, done: int = 0) -> None:
+        """Start the clock of a run; `done` of its requests were served before."""
+
+    def advance(self, arm: str, requests: int) -> None:
+        """Count requests that an arm answered or failed."""
+
+
+class PlainProgress(Progress):
+    """Prints a line every few seconds: done, rate, time left. `clock` gives seconds."""
+
+    def __init__(self, total: int, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
+        self._total, self._stream, self._clock = total, stream, clock
+        self._done = self._before = 0
+        self._began = self._printed = clock()
+
+    def say(self, message: str) -> None:
+        """See Progress."""
+        print(f"picbench: {message}", file=self._stream, flush=True)
+
+    def begin(self, done: int = 0) -> None:
+        """See Progress."""
+        self._done += done
+        self._before = self._done
+        self._began = self._printed = self._clock()
+
+    def advance(self, arm: str, requests: int) -> None:
+        """See Progress."""
+        self._done += requests
+        now = self._clock()
+        if now - self._printed < INTERVAL and self._done != self._total:
+            return
+        self._printed, seconds = now, now - self._began
+        state = f"{self._done}/{self._total} requests, last by {arm}"
+        if seconds > 0:
+            rate = (self._done - self._before) / seconds
+            left = (self._total - self._done) / rate
+            time = f"{minutes(left)} left" if left else f"took {minutes(seconds)}"
+            state += f", {rate:.2f} requests/s, {time}"
+        self.say(state)
+
+
+class LiveProgress(Progress):
+    """A bar that redraws itself while `bar` is open."""
+
+    def __init__(self, total: int, bar: Bar) -> None:
+        self._bar = bar
+        self._task = bar.add_task("starting engines", total=total, start=False)
+
+    def say(self, message: str) -> None:
+        """See Progress."""
+        self._bar.console.print(f"picbench: {message}", highlight=False, markup=False)
+
+    def begin(self, done: int = 0) -> None:
+        """See Progress."""
+        self._bar.reset(self._task, completed=round(self._bar.tasks[0].completed) + done)
+
+    def advance(self, arm: str, requests: int) -> None:
+        """See Progress."""
+        self._bar.update(self._task, description=arm, advance=requests)
+
+
+@contextmanager
+def open_progress(total: int, *, quiet: bool = False) -> Iterator[Progress]:
+    """Progress over `total` requests; plain under CI and NO_COLOR and where stderr is a file."""
+    if quiet:
+        yield Progress()
+    elif not is_live(sys.stderr):
+        yield PlainProgress(total, sys.stderr)
+    else:
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Bar(
+            TextColumn("{task.description}", markup=False),
+            *columns,
+            console=Console(stderr=True),
+            transient=True,
+            speed_estimate_period=120,
+        ) as bar:
+            yield LiveProgress(total, bar)
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether a bar may be drawn on `stream`."""
+    return stream.isatty() and not (os.environ.get("CI") or os.environ.get("NO_COLOR"))
+
+
+def minutes(seconds: float) -> str:
+    """Seconds as ``minutes:seconds``."""
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole}:{rest:02}"

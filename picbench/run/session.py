@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -10,27 +10,35 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from picbench.engines.algorithms import Reuse
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import MemoryUse
-from picbench.errors import ConfigError, EngineError, InvalidRun
+from picbench.errors import ConfigError, EngineError, IncomparableRuns, InvalidRun
 from picbench.run.arm import Arm, ArmServer, Fleet, open_fleet
 from picbench.run.cache_state import summarise_cache
-from picbench.run.job import Job, gpu_memory
-from picbench.run.progress import LaterProgress, Progress
-from picbench.run.remote import Endpoint, RemoteServer
-from picbench.run.resume import StoredRun, load_progress
-from picbench.run.schedule import CacheUpkeep, schedule, serve
+from picbench.run.job import Job, changed, gpu_memory
+from picbench.run.remote import RemoteServer
+from picbench.run.schedule import Progress, Rounds
 from picbench.run.server import launch
 from picbench.run.workload import Workload, load_workload
 from picbench.settings import RunConfig
 from picbench.store import manifest as documents
 from picbench.store import provenance
 from picbench.store.manifest import FINAL, Attempt, Manifest, Status, Summary
-from picbench.store.reader import read_run
+from picbench.store.reader import Run, read_run
 from picbench.store.records import ArmBatch, Failure, SampleRow, ServedReply, Tally, to_rows
 from picbench.store.summary import BASELINE, ArmSummary, provenance_of, summarise, summarise_memory
-from picbench.store.writer import MANIFEST, RunDirectory, hold, log_name
+from picbench.store.writer import (
+    MANIFEST,
+    RunDirectory,
+    StoredBatch,
+    cut,
+    hold,
+    log_name,
+    read_batches,
+)
 from picbench.workloads.facts import chunk_sets
 from picbench.workloads.models import load_tokenizer
 
@@ -77,8 +85,9 @@ def make_manifest(
     config = job.config.published()
     arms = {}
     for arm in job.arms:
-        chosen = arm.endpoint or job.engine(arm)
-        settings = asdict(chosen) | ({} if arm.endpoint else {"tiers": config["tiers"]})
+        settings = asdict(arm.endpoint or job.engine(arm))
+        if arm.endpoint is None:
+            settings["tiers"] = config["tiers"]
         engine = dict(engines[arm.name])
         arms[arm.name] = documents.ArmDocument(arm.algorithm, arm.stock, settings, engine)
     return Manifest(
@@ -127,6 +136,37 @@ def _common(job: Job, provenance: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """What is there of a run that is resumed: engines as they were, attempts, committed batches."""
+
+    engines: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    attempts: Sequence[Attempt] = ()
+    batches: Sequence[StoredBatch] = ()
+
+    @classmethod
+    def load(cls, run: Run) -> "StoredRun":
+        """Of an unfinished run; what was left over of a batch is removed.
+
+        Raises IncomparableRuns if it began in another environment.
+        """
+        if differ := changed(run, provenance.collect()):
+            raise IncomparableRuns(
+                f"{run.path}: began with other {', '.join(differ)}",
+                hint="name a new `output` to measure again",
+            )
+        engines = {name: arm["engine"] for name, arm in run.manifest["arms"].items()}
+        attempts = TypeAdapter(list[Attempt]).validate_python(run.manifest["attempts"])
+        batches = read_batches(run.path)
+        cut(run.path, batches)
+        return cls(engines, attempts, batches)
+
+    @property
+    def requests(self) -> int:
+        """Requests of all arms that were measured."""
+        return sum(batch.line.rows for batch in self.batches)
+
+
 #: Starts the engine of an arm: its name, its settings, the file for its output.
 Launch = Callable[[str, EngineConfig, Path], ArmServer]
 
@@ -168,36 +208,6 @@ def execute(job: Job, launch: Launch, progress: Progress) -> Finished:
     return _run_or_resume(job, progress, partial(_start_engines, job, launch, progress))
 
 
-def _run_or_resume(job: Job, progress: Progress, start: Start) -> Finished:
-    """Measure what is missing in the job's directory; without engines where nothing is."""
-    resumed = (job.output / MANIFEST).exists()
-    directory = RunDirectory(job.output) if resumed else RunDirectory.create(job.output)
-    with hold(job.output):
-        stored = None
-        if resumed:
-            run = read_run(job.output)
-            if run.manifest["status"] == "invalid":
-                raise InvalidRun(
-                    f"{run.path}: {run.manifest['reason']}", hint="name a new `output`"
-                )
-            if run.manifest["status"] in FINAL:
-                shown = "has ended and is only shown; name a new directory to measure again"
-                progress.say(f"{run.path}: {shown}")
-                return Finished(run.path, run.summary, sum(a.failed for a in run.summary.values()))
-            stored = load_progress(run)
-            progress.say(f"{run.path}: resuming after {stored.requests} of {job.requests} requests")
-        try:
-            if stored and stored.requests == job.requests:
-                fleet = Fleet({}, stored.engines)
-                return Session(job, directory, fleet, progress, stored).run()
-            with start(directory.log) as fleet:
-                return Session(job, directory, fleet, progress, stored).run()
-        except BaseException:
-            if not directory.begun:
-                directory.discard()
-            raise
-
-
 def execute_all(
     jobs: Sequence[Job],
     launch: Launch,
@@ -220,16 +230,13 @@ def execute_all(
         )
     logs.mkdir(parents=True, exist_ok=True)
     with _start_engines(jobs[0], launch, progress, lambda arm: logs / log_name(arm)) as fleet:
-        before = 0
         for job in jobs:
             if not allowed(job):
                 return
             for server in fleet.servers.values():
                 server.reset()
             progress.say(job.output.name)
-            later = LaterProgress(progress, before)
-            done = _run_or_resume(job, later, lambda _: nullcontext(fleet))
-            before += job.requests
+            done = _run_or_resume(job, progress, lambda _: nullcontext(fleet))
             if done.failed:
                 raise EngineError(
                     f"{done.failed} requests failed in {done.path}",
@@ -239,7 +246,65 @@ def execute_all(
             yield done
 
 
-class Session:
+@contextmanager
+def _start_engines(
+    job: Job, launch: Launch, progress: Progress, log: Callable[[str], Path]
+) -> Iterator[Fleet]:
+    """The engines of all arms; says what was chosen where nothing was given, each note once."""
+    for note in job.notes:
+        progress.say(note)
+    tokenizer = partial(load_tokenizer, job.workload.model)
+    for arm in job.arms:
+        if arm.endpoint is not None:
+            with closing(RemoteServer(arm.name, arm.endpoint, tokenizer)) as server:
+                server.ready()  # Before engines start, which takes minutes.
+    ours = [arm.name for arm in job.arms if arm.endpoint is None]
+    many = "s" if len(ours) > 1 else ""
+    what = f"arm{many} in turn" if job.shared else f"engine{many}"
+    progress.say(f"starting {len(ours)} {what}: {', '.join(ours)}")
+
+    def start(arm: Arm) -> ArmServer:
+        if arm.endpoint is not None:
+            return RemoteServer(arm.name, arm.endpoint, tokenizer)
+        return launch(arm.name, job.engine(arm), log(arm.name))
+
+    with open_fleet(job.arms, start, lambda name: progress.say(f"{name} is up")) as fleet:
+        noted = [engine.get("notes") for engine in fleet.engines.values()]
+        for note in dict.fromkeys(chain.from_iterable(n for n in noted if isinstance(n, list))):
+            progress.say(note)
+        yield fleet
+
+
+def _run_or_resume(job: Job, progress: Progress, start: Start) -> Finished:
+    """Measure what is missing in the job's directory; without engines where nothing is."""
+    resumed = (job.output / MANIFEST).exists()
+    directory = RunDirectory(job.output) if resumed else RunDirectory.create(job.output)
+    with hold(job.output):
+        stored = StoredRun()
+        if resumed:
+            run = read_run(job.output)
+            if run.manifest["status"] == "invalid":
+                raise InvalidRun(
+                    f"{run.path}: {run.manifest['reason']}", hint="name a new `output`"
+                )
+            if run.manifest["status"] in FINAL:
+                shown = "has ended and is only shown; name a new directory to measure again"
+                progress.say(f"{run.path}: {shown}")
+                return Finished(run.path, run.summary, sum(a.failed for a in run.summary.values()))
+            stored = StoredRun.load(run)
+            progress.say(f"{run.path}: resuming after {stored.requests} of {job.requests} requests")
+        whole = resumed and stored.requests == job.requests
+        engines = nullcontext(Fleet({}, stored.engines)) if whole else start(directory.log)
+        try:
+            with engines as fleet:
+                return _Session(job, directory, fleet, progress, stored).run()
+        except BaseException:
+            if not directory.begun:
+                directory.discard()
+            raise
+
+
+class _Session:
     """The measuring part of a run, and its files; `stored` is what there is of it already."""
 
     def __init__(
@@ -248,19 +313,16 @@ class Session:
         directory: RunDirectory,
         fleet: Fleet,
         progress: Progress,
-        stored: StoredRun | None = None,
+        stored: StoredRun,
     ) -> None:
-        self._job = job
-        self._directory = directory
-        self._fleet = fleet
-        self._progress = progress
+        self._job, self._directory, self._fleet = job, directory, fleet
+        self._progress, self._stored = progress, stored
         self._arms = {arm.name: arm for arm in job.arms}
         self._tallies = {arm.name: Tally() for arm in job.arms}
         self._sets = chunk_sets(job.workload.samples)
         self._provenance = provenance.collect()
-        self._stored = stored or StoredRun({}, [], [])
-        self._attempt = Attempt(_now(), done=self._stored.requests)
-        self._upkeep = CacheUpkeep(job, fleet, progress)
+        self._attempt = Attempt(_now(), done=stored.requests)
+        self._rounds = Rounds(job, fleet, progress.say)
         self._memory: dict[str, Sequence[MemoryUse]] = {}
 
     def run(self) -> Finished:
@@ -269,9 +331,11 @@ class Session:
         self._write_manifest()
         status: Status = "interrupted"
         reason = None
+        failed = 0
         try:
             self._measure()
-            status = "partial" if self._failed else "complete"
+            failed = sum(tally.failed for tally in self._tallies.values())
+            status = "partial" if failed else "complete"
         except InvalidRun as error:
             status, reason = "invalid", str(error)
             raise
@@ -282,39 +346,25 @@ class Session:
             arms = self._write_results(status, reason)
             if status not in ("complete", "partial"):
                 self._progress.say(f"{status}; results so far are in {self._directory.path}")
-        return Finished(self._directory.path, arms, self._failed)
+        return Finished(self._directory.path, arms, failed)
 
     def _measure(self) -> None:
-        """Serve all rounds of all arms; in an open loop an arm serves everything in one."""
-        job, batches, servers = self._job, self._stored.batches, self._fleet.servers
-        for known in batches:
+        stored, servers = self._stored, self._fleet.servers
+        for known in stored.batches:
             self._tallies[known.line.arm].add(known.rows, known.result)
-        if self._attempt.done == job.requests:
+        if stored.requests == self._job.requests:
+            self._progress.begin(stored.requests)
             return
-        samples, arrivals = job.workload.samples, job.workload.arrivals
-        size, first = self._upkeep.group_size, 0
-        if arrivals is not None:
-            # Any first arm that differs from run to run will do.
-            size, first = len(samples), int(job.fingerprint, 16)
-        planned = list(schedule(samples, tuple(servers), size, job.config.repeats, first))
-        self._upkeep.begin()
-        replayed, changed = self._upkeep.restore(batches, planned[: len(batches)], self._rows)
+        replayed, changed = self._rounds.begin(stored.batches, self._rows)
         self._attempt = replace(self._attempt, replayed=replayed, changed_outputs=changed)
         if changed:
             self._progress.say(
                 f"{changed} of {replayed} replies are others this time: "
                 "this engine is not deterministic"
             )
-        self._progress.begin(self._attempt.done)
-        for batch in serve(
-            servers,
-            planned[len(batches) :],
-            job.config.concurrency if arrivals is None else None,
-            self._upkeep.rewrite,
-            arrivals=arrivals,
-            lost=self._stored.lost,
-            prepare=self._upkeep.prepare,
-        ):
+        self._progress.begin(stored.requests)
+        lost = {b.line.arm: b.line.lost for b in stored.batches if b.line.lost is not None}
+        for batch in self._rounds.serve(len(stored.batches), lost):
             self._keep(batch)
         for name in (name for name in servers if self._arms[name].endpoint is None):
             try:
@@ -325,8 +375,8 @@ class Session:
     def _rows(self, batch: ArmBatch) -> list[SampleRow]:
         """The rows of a batch that was just served; for each batch once."""
         rows = to_rows(batch, self._job.workload.grader, self._sets)
-        expected = self._upkeep.declared.expect(batch)
-        repeat = batch.round // self._upkeep.rounds
+        expected = self._rounds.declared.expect(batch)
+        repeat = batch.round // self._rounds.per_repeat
         return [
             replace(row, expected_reuse=tokens, repeat=repeat)
             for row, tokens in zip(rows, expected, strict=True)
@@ -337,7 +387,7 @@ class Session:
         self._tallies[batch.arm].add(rows, batch.result)
         try:
             verify(batch, self._arms[batch.arm], warm=bool(self._job.workload.preload))
-            self._upkeep.declared.check(batch, rows)
+            self._rounds.declared.check(batch, rows)
         except InvalidRun:
             # For readers alone: a run that is killed right now must find this again.
             self._directory.append(rows)
@@ -377,42 +427,6 @@ class Session:
         attempts = [*self._stored.attempts, self._attempt]
         made = make_manifest(self._job, self._fleet.engines, self._provenance, attempts, reason)
         self._directory.write_manifest(asdict(made))
-
-    @property
-    def _failed(self) -> int:
-        return sum(tally.failed for tally in self._tallies.values())
-
-
-@contextmanager
-def _start_engines(
-    job: Job, launch: Launch, progress: Progress, log: Callable[[str], Path]
-) -> Iterator[Fleet]:
-    """The engines of all arms; says what was chosen where nothing was given, each note once."""
-    for note in job.notes:
-        progress.say(note)
-    for arm in job.arms:
-        if arm.endpoint is not None:
-            with closing(_connect(job, arm, arm.endpoint)) as server:
-                server.ready()  # Before engines start, which takes minutes.
-    ours = [arm.name for arm in job.arms if arm.endpoint is None]
-    many = "s" if len(ours) > 1 else ""
-    what = f"arm{many} in turn" if job.shared else f"engine{many}"
-    progress.say(f"starting {len(ours)} {what}: {', '.join(ours)}")
-
-    def start(arm: Arm) -> ArmServer:
-        if arm.endpoint is not None:
-            return _connect(job, arm, arm.endpoint)
-        return launch(arm.name, job.engine(arm), log(arm.name))
-
-    with open_fleet(job.arms, start, lambda name: progress.say(f"{name} is up")) as fleet:
-        noted = [engine.get("notes") for engine in fleet.engines.values()]
-        for note in dict.fromkeys(chain.from_iterable(n for n in noted if isinstance(n, list))):
-            progress.say(note)
-        yield fleet
-
-
-def _connect(job: Job, arm: Arm, endpoint: Endpoint) -> ArmServer:
-    return RemoteServer(arm.name, endpoint, partial(load_tokenizer, job.workload.model))
 
 
 def _now() -> str:

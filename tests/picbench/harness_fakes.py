@@ -13,7 +13,7 @@ from picbench.engines.ledger import KINDS, MemoryUse, Snapshot
 from picbench.engines.request import Chunk, Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, EngineError
 from picbench.run.job import prepare
-from picbench.run.progress import PlainProgress
+from picbench.run.schedule import PlainProgress
 from picbench.run.server import run_group
 from picbench.run.session import Services, execute
 from picbench.run.workload import Workload

@@ -22,9 +22,9 @@ from picbench.run.job import (
     SHARE,
     SPARE,
     STEP,
-    GpuShare,
     Job,
     blocks,
+    fit_pool,
     measure_sizes,
     prepare,
     smallest,
@@ -99,11 +99,6 @@ def test_documents_that_prompts_do_not_show_need_room() -> None:
     assert both.chunks == 2 * bare.chunks
 
 
-def test_what_the_user_says_is_kept() -> None:
-    sizes = measure_sizes([make_sample(1)], concurrency=1, context=512, pool=7)
-    assert (sizes.context, sizes.pool) == (512, 7)
-
-
 def test_a_pool_below_one_request_is_refused() -> None:
     with pytest.raises(ConfigError, match="`kv_blocks` 2: the longest request needs 3"):
         measure_sizes([make_sample(1)], concurrency=1, context=None, pool=2)
@@ -119,11 +114,6 @@ def test_the_pool_is_even_and_holds_what_runs_at_once(
     assert sizes.pool >= min(count, concurrency) * sizes.longest + sizes.chunks
 
 
-@given(st.integers(0, 10_000))
-def test_blocks_hold_their_tokens_and_no_block_is_empty(tokens: int) -> None:
-    assert 0 <= blocks(tokens) * 16 - tokens < 16
-
-
 GIB = 1 << 30
 ARMS = ("full", "prefix", "epic:k=16", "mepic")
 
@@ -132,24 +122,24 @@ STOCK = GpuFootprint(15 * GIB, 0, GIB, GIB, GIB + GIB // 4, 2 << 20)
 PIC = GpuFootprint(15 * GIB, GIB // 2, GIB, 2 * GIB, GIB + GIB // 4, 2 << 20)
 
 
+FOUR = (STOCK, STOCK, PIC, PIC)
+
+
 def test_four_engines_on_a_gpu_of_140_gib() -> None:
-    share = GpuShare((STOCK, STOCK, PIC, PIC), 140 * GIB)
-    pool, note = share.fit(10_812, 678)
-    assert share.fixed == 76 * GIB
+    pool, note = fit_pool(FOUR, 140 * GIB, 10_812, 678, chosen=False)
     assert pool == int((0.95 * 140 - 76) * GIB / (4 * (2 << 20))) // STEP * STEP == 7168
     assert note == (
         "the KV pool of each arm has 7,168 blocks instead of 10,812: so many fit 4 times on a GPU "
         "of 140.0 GiB"
     )
-
-
-def test_a_pool_that_fits_is_what_was_wanted() -> None:
-    assert GpuShare((STOCK, PIC), 140 * GIB).fit(10_812, 678) == (10_812, None)
+    assert fit_pool((STOCK, PIC), 140 * GIB, 10_812, 678, chosen=False) == (10_812, None)
+    # Where the user chose it, nothing is set aside.
+    assert fit_pool(FOUR, 140 * GIB, 10_000, 678, chosen=True) == (10_000, None)
 
 
 def test_engines_that_do_not_fit_are_refused_with_what_they_need() -> None:
     with pytest.raises(ConfigError) as refused:
-        GpuShare((STOCK, STOCK, PIC, PIC), 80 * GIB).fit(10_812, 678)
+        fit_pool(FOUR, 80 * GIB, 10_812, 678, chosen=False)
     assert refused.value.message == (
         "`algo`: 4 engines together need 81.3 GiB of a GPU's memory, and 76.0 of its 80.0 can be "
         "used: weights 60.0, activations 4.0, graphs 6.0, workspace 1.0, runtime 5.0; pools of 678 "
@@ -161,14 +151,8 @@ def test_engines_that_do_not_fit_are_refused_with_what_they_need() -> None:
 @pytest.mark.parametrize(("memory", "advice"), [(140, "`kv_blocks` below 10,1"), (40, "fewer")])
 def test_a_chosen_pool_that_cannot_fit_is_refused(memory: int, advice: str) -> None:
     with pytest.raises(ConfigError, match=r"`kv_blocks` 20000: .* 4 engines") as refused:
-        GpuShare((STOCK, STOCK, PIC, PIC), memory * GIB).check(20_000)
+        fit_pool(FOUR, memory * GIB, 20_000, 678, chosen=True)
     assert str(refused.value.hint).startswith(advice)
-
-
-def test_a_chosen_pool_may_use_what_is_only_set_aside() -> None:
-    share = GpuShare((STOCK, STOCK, PIC, PIC), 140 * GIB)
-    assert share.largest_pool < 10_000
-    share.check(10_000)
 
 
 @given(
@@ -188,14 +172,13 @@ def test_a_chosen_pool_may_use_what_is_only_set_aside() -> None:
 def test_what_is_given_fits_and_what_is_refused_does_not(
     footprints: list[GpuFootprint], memory: int, wanted: int, least: int
 ) -> None:
-    share = GpuShare(footprints, memory)
     least = min(least, wanted)
 
     def taken(pool: int) -> int:
         return sum(f.fixed + (pool + 1) * f.block for f in footprints)
 
     try:
-        pool, note = share.fit(wanted, least)
+        pool, note = fit_pool(footprints, memory, wanted, least, chosen=False)
     except ConfigError:
         # Pools are even.
         assert taken(least + 2) > int(SHARE * memory)
@@ -297,11 +280,8 @@ def test_arms_differ_in_nothing_but_their_algorithm(make_job: Callable[..., Job]
     assert engines == [engines[0]] * len(ARMS)
 
 
-def test_a_cpu_has_nothing_to_share(make_job: Callable[..., Job]) -> None:
+def test_a_cpu_has_nothing_to_share_and_a_chosen_pool_stays(make_job: Callable[..., Job]) -> None:
     assert make_job(1, device="cpu").sizes == make_job(80).sizes
-
-
-def test_a_chosen_pool_stays(make_job: Callable[..., Job]) -> None:
     assert make_job(80, kv_blocks=321).sizes.pool == 321
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from harness_fakes import Harness, make_sample, run_fakes
 
-from picbench.run.progress import LaterProgress, PlainProgress, is_live, minutes, open_progress
 from picbench.run.result import status_line
+from picbench.run.schedule import PlainProgress, is_live, minutes, open_progress
 from picbench.store.writer import SUMMARY
 
 
@@ -47,12 +47,15 @@ def test_rate_and_time_left(seconds: float, total: int, done: int, said: str) ->
 
 def test_requests_of_earlier_runs_count_as_done() -> None:
     stream = io.StringIO()
-    clock = iter([0.0, 0.0, 0.0, 20.0])
-    whole = PlainProgress(10, stream, lambda: next(clock))
-    for before in (0, 6):
-        LaterProgress(whole, before).begin(1)
-    LaterProgress(whole, 6).advance("mepic", 1)
-    assert stream.getvalue().startswith("picbench: 8/10 requests, last by mepic, 0.05 requests/s")
+    clock = iter([0.0, 0.0, 1.0, 2.0, 22.0])
+    progress = PlainProgress(10, stream, lambda: next(clock))
+    progress.begin(1)
+    progress.advance("mepic", 5)
+    progress.begin(1)
+    progress.advance("mepic", 1)
+    assert (
+        stream.getvalue() == "picbench: 8/10 requests, last by mepic, 0.05 requests/s, 0:40 left\n"
+    )
 
 
 def test_lines_come_now_and_then_and_at_the_end() -> None:

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request
 from picbench.errors import ConfigError, IncomparableRuns, InvalidRun
-from picbench.run import resume as unfinished
+from picbench.run.job import find_unfinished
 from picbench.store import provenance
 from picbench.store import writer as batch_log
 from picbench.store.reader import read_run
@@ -405,12 +405,11 @@ def test_the_latest_unfinished_run_is_found(
         shutil.copytree(state, runs[name])
     runs["d"].mkdir()
     (runs["d"] / MANIFEST).write_text("{}")
-    find = unfinished.find_unfinished
-    assert find(tmp_path, fingerprint) == runs["b"]
+    assert find_unfinished(tmp_path, fingerprint) == runs["b"]
     with hold(runs["b"]):
-        assert find(tmp_path, fingerprint) == runs["a"]
-    assert find(tmp_path, fingerprint[:8] + "0" * 56) is None
-    assert find(tmp_path / "nowhere", fingerprint) is None
+        assert find_unfinished(tmp_path, fingerprint) == runs["a"]
+    assert find_unfinished(tmp_path, fingerprint[:8] + "0" * 56) is None
+    assert find_unfinished(tmp_path / "nowhere", fingerprint) is None
     now = provenance.collect()
     monkeypatch.setattr(provenance, "collect", lambda: now | {"python": "4"})
-    assert find(tmp_path, fingerprint) is None
+    assert find_unfinished(tmp_path, fingerprint) is None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from harness_fakes import DeafEngine, FakeEngine, FakeServer, Harness, make_sample
+from harness_fakes import DeafEngine, FakeEngine, Harness, make_sample, run_fakes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,16 +21,8 @@ from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Text
 from picbench.engines.vllm.device import CPU, find
 from picbench.errors import InvalidRun
-from picbench.run.schedule import (
-    ChunkOrder,
-    group_size,
-    preload,
-    schedule,
-    serve,
-    to_request,
-)
+from picbench.run.schedule import ChunkOrder, schedule, to_request
 from picbench.store.reader import read_run
-from picbench.store.records import ArmBatch, Failure
 from picbench.workloads.sample import Sample, SampleSegment
 
 ARMS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True)
@@ -69,11 +61,6 @@ def test_a_round_is_the_same_group_for_all_arms(arms: list[str], count: int, siz
         assert all(group == together[0][2] for _, _, group in together)
 
 
-def test_groups_keep_the_closed_loop_full() -> None:
-    assert group_size(1) == 1
-    assert group_size(4) > 4
-
-
 def test_requests_carry_token_ids_and_output_length() -> None:
     request = to_request(make_sample(3, max_tokens=9))
     kinds = [type(segment) for segment in request.segments]
@@ -101,20 +88,6 @@ def test_a_request_may_name_the_algorithm_that_serves_it() -> None:
     assert named == replace(to_request(sample), algorithm="epic:k=16")
 
 
-def test_a_dead_arm_is_not_asked_again() -> None:
-    order: list[str] = []
-    servers = {
-        name: FakeServer(name, EngineConfig("m"), order, FakeEngine(), dies)
-        for name, dies in (("a", None), ("b", 1))
-    }
-    batches = list(serve(servers, schedule([make_sample(n) for n in range(3)], "ab", 1), 1))
-    assert order.count("a") == 3
-    assert order.count("b") == 1
-    lost = [t for t in batches if t.arm == "b" and isinstance(t.result.outcomes[0], Failure)]
-    assert [t.samples[0].id for t in lost] == ["s1", "s2"]
-    assert all(t.result.busy == 0 and not t.result.clean for t in lost)
-
-
 SAMPLES = [make_sample(n) for n in range(4)]
 TIMES = (0.0, 0.5, 0.75, 2.0)
 
@@ -128,44 +101,28 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def servers(order: list[str], **dies: int) -> dict[str, FakeServer]:
-    return {
-        name: FakeServer(name, EngineConfig("m"), order, FakeEngine(name), dies.get(name))
-        for name in ("a", "b", "c")
-    }
+def test_a_dead_arm_loses_its_own_requests_only_and_is_not_asked_again(tmp_path: Path) -> None:
+    harness = Harness(SAMPLES, dies_at={"mepic": 1})
+    run_fakes(harness, tmp_path / "run", "full", "mepic", concurrency=1)
+    assert (harness.order.count("full"), harness.order.count("mepic")) == (4, 1)
+    lost = [row for row in read_run(tmp_path / "run").rows if row.error is not None]
+    assert [(row.arm, row.sample) for row in lost] == [("mepic", f"s{n}") for n in (1, 2, 3)]
+    assert not any(row.timed for row in lost)
 
 
-def replay(
-    found: dict[str, FakeServer], *, first: int = 0, repeats: int = 1, done: int = 0, **lost: str
-) -> list[ArmBatch]:
-    """Every arm serves everything, one after another; the first `done` are left out."""
-    planned = list(schedule(SAMPLES, "abc", len(SAMPLES), repeats, first))[done:]
-    return list(serve(found, planned, None, arrivals=TIMES, lost=lost))
-
-
-@pytest.mark.parametrize(("first", "order"), [(0, "abc"), (1, "bca"), (5, "cab")])
-def test_arms_serve_everything_one_after_another(first: int, order: str) -> None:
-    seen: list[str] = []
-    batches = replay(servers(seen), first=first)
-    assert seen == list(order)
-    assert all(batch.samples == SAMPLES and batch.arrivals == TIMES for batch in batches)
-
-
-def test_a_dead_arm_loses_its_own_requests_only() -> None:
-    batches = replay(servers([], b=0))
-    lost = {batch.arm: isinstance(batch.result.outcomes[0], Failure) for batch in batches}
-    assert lost == {"a": False, "b": True, "c": False}
-
-
-def test_an_arm_that_was_lost_stays_lost() -> None:
-    """In later repeats, and where a run was stopped after it was lost."""
-    whole = replay(servers([], b=0), repeats=3)
-    assert [batch.lost is not None for batch in whole if batch.arm == "b"] == [True] * 3
-    reason = next(batch.lost for batch in whole if batch.lost)
-    seen: list[str] = []
-    rest = replay(servers(seen), repeats=3, done=3, b=reason)
-    assert "b" not in seen
-    assert [batch.lost for batch in rest] == [batch.lost for batch in whole[3:]]
+def test_in_an_open_loop_arms_serve_everything_in_turn_and_a_lost_one_stays_lost(
+    tmp_path: Path,
+) -> None:
+    arms = ("full", "naive", "mepic")
+    harness = Harness(SAMPLES, arrivals=TIMES, dies_at={"naive": 1})
+    run_fakes(harness, tmp_path / "run", *arms, repeats=3)
+    rows = read_run(tmp_path / "run").rows
+    served = [rows[start : start + 4] for start in range(0, 36, 4)]
+    assert all([row.sample for row in each] == ["s0", "s1", "s2", "s3"] for each in served)
+    assert [len({row.arm for row in each}) for each in served] == [1] * 9
+    naive = [row.error is not None for row in rows if row.arm == "naive"]
+    assert naive == [False] * 4 + [True] * 8
+    assert all(row.error is None for row in rows if row.arm != "naive")
 
 
 def test_an_open_loop_reports_makespan_and_goodput(tmp_path: Path) -> None:
@@ -235,10 +192,10 @@ def test_a_warm_run_that_does_not_hit_is_invalid(tmp_path: Path) -> None:
     assert "chunks were preloaded, and round 0 reused none" in result.stderr
 
 
-def test_a_chunk_that_cannot_be_preloaded_is_named() -> None:
-    refused = make_sample(1, first=666)
-    with pytest.raises(InvalidRun, match="arm a: s1 could not be preloaded: a chunk is too long"):
-        preload(servers([]), [make_sample(0), refused], 2, lambda arm, samples: samples)
+def test_a_chunk_that_cannot_be_preloaded_is_named(tmp_path: Path) -> None:
+    harness = Harness(SAMPLES, preload=[make_sample(0), make_sample(1, first=666)])
+    with pytest.raises(InvalidRun, match="arm full: s1 could not be preloaded: a chunk is too lo"):
+        run_fakes(harness, tmp_path / "run", "full", "mepic")
 
 
 def test_other_tokens_are_noticed_in_an_open_loop(tmp_path: Path) -> None:

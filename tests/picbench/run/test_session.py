@@ -9,7 +9,7 @@ from harness_fakes import Harness, make_sample, no_gpu
 
 from picbench.errors import ConfigError, EngineError
 from picbench.run.job import Job, prepare
-from picbench.run.progress import PlainProgress
+from picbench.run.schedule import PlainProgress
 from picbench.run.session import execute_all
 from picbench.settings import parse_config
 

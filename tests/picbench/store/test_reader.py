@@ -12,7 +12,7 @@ from harness_fakes import Harness, make_sample, no_gpu
 from picbench.engines.request import Hits, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
 from picbench.run.job import prepare
-from picbench.run.progress import PlainProgress
+from picbench.run.schedule import PlainProgress
 from picbench.run.session import execute
 from picbench.settings import parse_config
 from picbench.store.manifest import SCHEMA
