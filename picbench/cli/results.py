@@ -193,16 +193,16 @@ def rescore(*, run: str, metric: str | None) -> int:
     and so on, says what changed, and makes the run's tables and figures again.
     """
     from picbench.figures.run import write_run_files
-    from picbench.run.rescore import rescore as score
+    from picbench.run.result import rescore as score
 
-    found = score(Path(run), metric)
-    for name, arm in found.arms.items():
+    changed, kept = score(Path(run), metric)
+    for name, arm in changed.items():
         before, after = arm.before, arm.after
         click.echo(
             f"{name}: {before.metric} {_mean(before.mean)}, now {after.metric} "
             f"{_mean(after.mean)}; {arm.scores} scores and {arm.outcomes} outcomes changed"
         )
-    click.echo(f"kept: {', '.join(path.name for path in found.kept)}")
+    click.echo(f"kept: {', '.join(path.name for path in kept)}")
     for line in write_run_files(Path(run)):
         click.echo(line, err=True)
     return 0

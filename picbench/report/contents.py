@@ -13,7 +13,7 @@ from picbench.compare.comparison import ComparisonSettings, RunComparison, adjus
 from picbench.compare.formats import drift_words
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError, IncomparableRuns
-from picbench.run.result import late_kernels, slow_tiers
+from picbench.run.result import delay_lines
 from picbench.statistics import intervals
 from picbench.statistics.significance import Loss, loss_bounds, unseen_share
 from picbench.store.manifest import FINAL
@@ -305,7 +305,7 @@ def cautions(contents: RunContents) -> Iterator[str]:
     for name, summary in summaries.items():
         if summary.provenance == "simulated":
             yield f"{name} is simulated: no engine computed anything, its numbers are a model's."
-    for line in (*stalled(summaries), *slow_tiers(summaries), *late_kernels(summaries)):
+    for line in (*stalled(summaries), *delay_lines(summaries)):
         yield line.replace("`", "")
     for name, document in manifest["arms"].items():
         yield from (f"{name}: {note}" for note in document["engine"].get("notes", ()))

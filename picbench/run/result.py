@@ -1,8 +1,12 @@
-"""What a run prints on stdout, and what `picbench show` prints of its directory."""
+"""The results of a run: what is printed of it and of its directory, and its scores anew."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -11,15 +15,36 @@ from rich.table import Table
 from rich.text import Text
 
 from picbench.engines.algorithms import Registry, Reuse
-from picbench.engines.config import BLOCK_SIZE
 from picbench.errors import ConfigError
+from picbench.files import write_json
 from picbench.run.job import Job
+from picbench.run.workload import find_grader
 from picbench.settings import RunConfig
-from picbench.store.reader import Run, read_run
-from picbench.store.summary import ArmSummary
+from picbench.store.manifest import FINAL
+from picbench.store.reader import Run, check_rows, read_run
+from picbench.store.records import SampleRow
+from picbench.store.summary import ArmSummary, ScoreSummary, count_outcomes, summarise_scores
+from picbench.store.writer import MANIFEST, SAMPLES, SUMMARY, hold, write_rows
 from picbench.tables.metrics import metrics_shown
 from picbench.tables.run import cache_lines, memory_lines, run_table, server_lines, stalled, verdict
 from picbench.tables.table import WIDTH, PipedConsole
+from picbench.workloads import models
+from picbench.workloads.scoring import METRICS
+from picbench.workloads.traffic.corpus import SYNTHETIC
+
+
+def print_all(stream: TextIO, *parts: RenderableType) -> None:
+    """Print in the width of a terminal, or in lines of WIDTH characters."""
+    console = PipedConsole(file=stream, width=None if stream.isatty() else WIDTH, highlight=False)
+    for part in parts:
+        console.print(part, markup=False)
+
+
+def _fact_table(facts: Iterable[tuple[str, str]]) -> Table:
+    table = Table(show_header=False, box=None)
+    for name, value in facts:
+        table.add_row(name, Text(value))
+    return table
 
 
 def print_result(
@@ -32,22 +57,21 @@ def print_result(
 
     `worded` puts flags for fields into what is advised.
     """
-    facts = job.facts
+    facts, workload = job.facts, job.workload
     print_all(
         stream,
-        f"{facts.dataset}{_rows_label(job)}, {facts.samples} requests an arm, "
-        f"{job.workload.model.label}, {load_of(job)}, "
+        f"{facts.dataset}{' (synthetic rows)' if workload.synthetic else ''}, "
+        f"{facts.samples} requests an arm, {workload.model.label}, {load_of(job)}, "
         f"pool {job.sizes.pool} blocks",
         run_table(arms),
         *verdict(arms, [arm.name for arm in job.arms if arm.reuse is Reuse.CHUNKS]),
-        *map(worded, notes(job)),
+        *map(worded, _notes(job)),
         *map(worded, cache_lines(job.config.cache, arms)),
         *stalled(arms),
         *memory_lines(arms),
         *server_lines(arms),
-        *traffic(arms),
-        *map(worded, slow_tiers(arms)),
-        *late_kernels(arms),
+        *moved_lines(arms),
+        *map(worded, delay_lines(arms)),
     )
 
 
@@ -59,85 +83,6 @@ def load_of(job: Job) -> str:
     return f"{len(arrivals)} arrivals in {max(arrivals):.1f} s, {job.running} running at most"
 
 
-def _rows_label(job: Job) -> str:
-    return " (synthetic rows)" if job.workload.synthetic else ""
-
-
-def traffic(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
-    """What went through tiers, an arm a line."""
-    for name, arm in arms.items():
-        moved = [
-            f"{tier} {_megabytes(m.loaded_bytes)} loaded, {_megabytes(m.stored_bytes)} stored"
-            for tier, m in arm.moved.items()
-            if m.loaded_bytes or m.stored_bytes
-        ]
-        if moved:
-            yield f"{name}: {'; '.join(moved)}"
-
-
-def slow_tiers(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
-    """What to do about tiers that slow an arm, an arm a line."""
-    for name, arm in arms.items():
-        times = arm.step_times
-        if times.slow:
-            took = f"{name}: tiers took {times.share:.0%} of the arm's steps"
-            yield f'{took}: `tiers=""` serves without'
-
-
-def late_kernels(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
-    """Kernels that were compiled while requests waited for them, an arm a line."""
-    for name, arm in arms.items():
-        if arm.compiled:
-            kernels = ", ".join(sorted(kernel.rpartition(".")[2] for kernel in arm.compiled))
-            yield f"{name}: {sum(arm.compiled.values())} kernels were compiled meanwhile: {kernels}"
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 2**20:,.1f} MiB"
-
-
-def notes(job: Job) -> Iterator[str]:
-    """What the columns mean, and what they do not mean in this run."""
-    model = job.workload.model
-    if not model.meaningful:
-        yield f"* {model.weights} weights: accuracy not meaningful"
-    yield from skipped_rows(job)
-    if job.config.drop:
-        yield (
-            "Prompts lack passages (`drop`): full does not know them either; KV that was compiled "
-            "with context=document does."
-        )
-    yield from _reordered(job)
-    yield "TTFT vs full: geometric mean over paired requests."
-    yield "tokens/s: prompt and output tokens over the arm's own busy time."
-    if job.workload.arrivals:
-        yield "Open loop: latency counts from arrival; makespan is from 0 to the last token."
-        yield (
-            "Each arm served all requests before the next one did: if the machine got slower or "
-            "faster meanwhile, ratios between arms have that in them."
-        )
-    if job.objectives:
-        yield f"goodput: requests that met {job.config.slo}, by the second."
-    yield f"blocks: most that running requests held at a time, of {BLOCK_SIZE} tokens."
-    yield (
-        "tokens: shares of the prompts; reused from the cache, and computed: the rest, and chunks "
-        "that were compiled to be reused."
-    )
-
-
-def _reordered(job: Job) -> Iterator[str]:
-    """A line about arms whose prompts are not those of the others."""
-    names = [arm.name for arm in job.arms if arm.reorders]
-    if names:
-        samples = job.workload.samples
-        fixed = sum(sample.ordered for sample in samples)
-        yield (
-            f"{', '.join(names)}: prompts have their chunks in another order, each once, and "
-            f"nothing tells the model the order that was given; {fixed} of {len(samples)} are "
-            "consecutive text and stay as they are."
-        )
-
-
 def skipped_rows(job: Job) -> Iterator[str]:
     """A line about malformed rows, where there are any."""
     skipped = job.workload.skipped
@@ -145,23 +90,73 @@ def skipped_rows(job: Job) -> Iterator[str]:
         yield f"malformed rows left out: {len(skipped)}, the first: {skipped[0]}"
 
 
-def print_all(stream: TextIO, *parts: RenderableType) -> None:
-    """Print in the width of a terminal, or in lines of WIDTH characters."""
-    console = PipedConsole(file=stream, width=None if stream.isatty() else WIDTH, highlight=False)
-    for part in parts:
-        console.print(part, markup=False)
+def moved_lines(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
+    """What went through tiers, an arm a line."""
+    for name, arm in arms.items():
+        moved = [
+            f"{tier} {moved.loaded_bytes / 2**20:,.1f} MiB loaded, "
+            f"{moved.stored_bytes / 2**20:,.1f} MiB stored"
+            for tier, moved in arm.moved.items()
+            if moved.loaded_bytes or moved.stored_bytes
+        ]
+        if moved:
+            yield f"{name}: {'; '.join(moved)}"
+
+
+def delay_lines(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
+    """What requests of an arm waited for: slow tiers, kernels that were compiled meanwhile."""
+    for name, arm in arms.items():
+        if arm.step_times.slow:
+            took = f"{name}: tiers took {arm.step_times.share:.0%} of the arm's steps"
+            yield f'{took}: `tiers=""` serves without'
+        if arm.compiled:
+            kernels = ", ".join(sorted(kernel.rpartition(".")[2] for kernel in arm.compiled))
+            yield f"{name}: {sum(arm.compiled.values())} kernels were compiled meanwhile: {kernels}"
+
+
+def _notes(job: Job) -> Iterator[str]:
+    """What the columns mean, and what they do not mean in this run."""
+    workload, samples = job.workload, job.workload.samples
+    if not workload.model.meaningful:
+        yield f"* {workload.model.weights} weights: accuracy not meaningful"
+    yield from skipped_rows(job)
+    if job.config.drop:
+        yield (
+            "Prompts lack passages (`drop`): full does not know them either; KV that was compiled "
+            "with context=document does."
+        )
+    if names := [arm.name for arm in job.arms if arm.reorders]:
+        fixed = sum(sample.ordered for sample in samples)
+        yield (
+            f"{', '.join(names)}: prompts have their chunks in another order, each once, and "
+            f"nothing tells the model the order that was given; {fixed} of {len(samples)} are "
+            "consecutive text and stay as they are."
+        )
+    yield "TTFT vs full: geometric mean over paired requests; docs/metrics.md has all columns."
+    if workload.arrivals:
+        yield (
+            "Open loop: latency counts from arrival. Each arm served all requests before the next "
+            "one did: ratios between arms have in them that the machine got slower or faster."
+        )
+    if job.objectives:
+        yield f"goodput: requests that met {job.config.slo}, by the second."
 
 
 def print_overview(run: Run, stream: TextIO) -> None:
     """The state of a run, its table, its settings, and where its numbers come from."""
     arms = arms_of(run)
+    registry, reusing = Registry(), []
+    for name, arm in run.manifest["arms"].items():
+        with suppress(ConfigError):  # Not all algorithms need be installed here.
+            if registry.parse(arm["algorithm"]).reuse is Reuse.CHUNKS:
+                reusing.append(name)
     print_all(
         stream,
-        _lines([("run", str(run.path)), *_state(run)]),
-        *([run_table(arms), *verdict(arms, [*_reusing(run)])] if arms else ()),
+        _fact_table(_state(run)),
+        *([run_table(arms), *verdict(arms, reusing)] if arms else ()),
         *stalled(arms),
         *server_lines(arms),
-        _lines([*_results(arms), *_settings(run), *_provenance(run)]),
+        _fact_table(_origin(run, arms)),
     )
 
 
@@ -173,16 +168,9 @@ def arms_of(run: Run) -> dict[str, ArmSummary]:
         return {}
 
 
-def _lines(facts: list[tuple[str, str]]) -> Table:
-    table = Table(show_header=False, box=None)
-    for name, value in facts:
-        table.add_row(name, Text(value))
-    return table
-
-
 def _state(run: Run) -> Iterator[tuple[str, str]]:
-    manifest = run.manifest
-    workload = manifest["workload"]
+    manifest, workload = run.manifest, run.manifest["workload"]
+    yield "run", str(run.path)
     yield "status", " - ".join(filter(None, (manifest["status"], manifest["reason"])))
     for attempt in manifest["attempts"]:
         done = f", after {attempt['done']} requests" if attempt["done"] else ""
@@ -192,36 +180,25 @@ def _state(run: Run) -> Iterator[tuple[str, str]]:
     yield "requests", f"{workload['samples']} to each of {len(manifest['arms'])} arms"
     yield "data set", workload["dataset"] + (" (synthetic rows)" if workload["synthetic"] else "")
     yield "model", f"{manifest['model']['name']} ({manifest['model']['weights']} weights)"
-    yield "cache", manifest["cache"]
-    yield "fingerprint", manifest["fingerprint"]
-    yield "schema", str(run.manifest["schema"])
+    for name in ("cache", "fingerprint", "schema"):
+        yield name, str(manifest[name])
 
 
-def _results(arms: Mapping[str, ArmSummary]) -> Iterator[tuple[str, str]]:
+def _origin(run: Run, arms: Mapping[str, ArmSummary]) -> Iterator[tuple[str, str]]:
+    """Outcomes, settings that are not the default, sizes, versions and hardware."""
     for name, arm in arms.items():
         if arm.outcomes:
-            yield (
-                f"outcomes of {name}",
-                ", ".join(f"{n} {what}" for what, n in arm.outcomes.items()),
-            )
-
-
-def _settings(run: Run) -> Iterator[tuple[str, str]]:
-    """Settings that are not the default, and the sizes that were chosen."""
+            counts = ", ".join(f"{n} {what}" for what, n in arm.outcomes.items())
+            yield f"outcomes of {name}", counts
     for name, value in run.manifest["config"].items():
         known = RunConfig.model_fields.get(name)
         chosen = tuple(value) if isinstance(value, list) else value
         if known is None or known.is_required() or chosen != known.get_default():
             yield name, ",".join(value) if isinstance(value, list) else str(value)
-    sizes = run.manifest["sizes"]
+    sizes, found = run.manifest["sizes"], run.manifest["provenance"]
     yield "context", f"{sizes['context']:,} tokens"
     yield "KV blocks", f"{sizes['pool']:,} in the pool of each arm"
-
-
-def _provenance(run: Run) -> Iterator[tuple[str, str]]:
-    found = run.manifest["provenance"]
-    git = found.get("git") or {}
-    if git:
+    if git := found.get("git"):
         yield "commit", git["commit"] + (", changed" if git["dirty"] else "")
     yield "packages", ", ".join(f"{name} {known}" for name, known in found["packages"].items())
     yield "python", f"{found['python']} on {found['platform']}"
@@ -230,15 +207,6 @@ def _provenance(run: Run) -> Iterator[tuple[str, str]]:
         yield "GPU", f"{gpu['name']}, driver {gpu['driver']}, {gpu['memory']}"
     yield from found["environment"].items()
     yield "command", " ".join(found["command"])
-
-
-def _reusing(run: Run) -> Iterator[str]:
-    """Arms that reuse chunks, as far as their algorithms are installed here."""
-    registry = Registry()
-    for name, arm in run.manifest["arms"].items():
-        with suppress(ConfigError):
-            if registry.parse(arm["algorithm"]).reuse is Reuse.CHUNKS:
-                yield name
 
 
 def status_line(path: Path, exit_code: int) -> str:
@@ -262,3 +230,80 @@ def headline(arm: ArmSummary) -> dict[str, Any]:
     """The main numbers of an arm."""
     metrics = metrics_shown([arm], "status")
     return {"provenance": arm.provenance} | {metric.name: metric.known(arm) for metric in metrics}
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRescored:
+    """Scores of an arm before and after, and how many of its rows have another score or outcome."""
+
+    before: ScoreSummary
+    after: ScoreSummary
+    scores: int
+    outcomes: int
+
+
+def rescore(path: Path, metric: str | None = None) -> tuple[dict[str, ArmRescored], list[Path]]:
+    """Score all replies of a run by `metric` (one of METRICS), or by its own as it is today.
+
+    Rewrites samples.jsonl and summary.json. Returns what changed, by arm, and the files in which
+    the old ones are kept. Raises ConfigError for what is no finished run, for one without answers,
+    and for an unknown metric, and InvalidRun for one that lacks rows.
+    """
+    if metric is not None and metric not in METRICS:
+        raise ConfigError(f"`metric` {metric!r}: unknown", hint=f"one of {', '.join(METRICS)}")
+    run = read_run(path)
+    if run.manifest["status"] not in FINAL:
+        hint = "give the command that began the run again first"
+        raise ConfigError(f"{run.path}: not finished", hint=hint)
+    if SYNTHETIC in run.manifest["workload"]["dataset"].split(","):
+        raise ConfigError(f"{run.path}: random tokens have no answers", hint="use a data set")
+    check_rows(run)
+    with hold(path):
+        shown, rows = _score_rows(run, metric)
+        changed: dict[str, ArmRescored] = {}
+        for arm, summary in run.summary.items():
+            pairs = [(o, n) for o, n in zip(run.rows, rows, strict=True) if n.arm == arm]
+            answered = [new for _, new in pairs if new.error is None]
+            changed[arm] = ArmRescored(
+                before=summary.score,
+                after=summarise_scores(answered, shown, meaningful=summary.score.meaningful),
+                scores=sum(old.score != new.score for old, new in pairs),
+                outcomes=sum(old.outcome != new.outcome for old, new in pairs),
+            )
+        kept = _keep(path)
+        write_rows(path / SAMPLES, rows)
+        for name in (SUMMARY, MANIFEST):
+            document: dict[str, Any] = json.loads((path / name).read_bytes())
+            document["workload"]["metric"] = shown
+            if name == SUMMARY:
+                for arm, change in changed.items():
+                    outcomes = count_outcomes([row for row in rows if row.arm == arm])
+                    new = {"score": asdict(change.after), "outcomes": outcomes}
+                    document["arms"][arm].update(new)
+            write_json(path / name, document)
+    return changed, kept
+
+
+def _score_rows(run: Run, metric: str | None) -> tuple[str, list[SampleRow]]:
+    """The metric's name in tables, and the run's rows with their scores by it."""
+    config, restates = run.manifest["config"], run.manifest["model"]["restates"]
+    tokenizer = cache(lambda: models.load_tokenizer(models.resolve(config["model"])))
+    find = cache(lambda name: find_grader(name, config["scoring"], restates, tokenizer, metric))
+    rows = []
+    for row in run.rows:
+        if row.error is None:
+            sample = run.workload[row.sample]
+            score, outcome = find(sample.dataset)[1](row.text or "", sample.answers)
+            row = replace(row, score=score, outcome=outcome)
+        rows.append(row)
+    return find(next(iter(run.workload.values())).dataset)[0], rows
+
+
+def _keep(folder: Path) -> list[Path]:
+    """Copy the files that will be replaced, ``summary.json`` to ``summary.1.json`` and so on."""
+    number = next(n for n in count(1) if not (folder / f"summary.{n}.json").exists())
+    kept = []
+    for file in (folder / SAMPLES, folder / SUMMARY):
+        kept.append(file.with_name(f"{file.stem}.{number}{file.suffix}"))
+        shutil.copyfile(file, kept[-1])
+    return kept

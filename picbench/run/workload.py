@@ -1,8 +1,7 @@
-"""How the replies to a data set's questions are scored."""
+"""The requests of a run, and how replies to them are scored."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from picbench.errors import ConfigError
@@ -10,58 +9,21 @@ from picbench.run.arm import parse_arms
 from picbench.settings import RunConfig
 from picbench.store.records import Grader
 from picbench.workloads import datasets, models
-from picbench.workloads.datasets import Dataset
 from picbench.workloads.datasets.grid import parse_grid
 from picbench.workloads.load import load_samples
 from picbench.workloads.prompts.chat import find_chat
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sample import Sample
-from picbench.workloads.scoring import Rule, Scorer, find_scorer
+from picbench.workloads.scoring import Rule, find_scorer, scorer_by_name
 from picbench.workloads.sources.bundled import BUNDLED
 from picbench.workloads.sources.hub import Origin
 from picbench.workloads.sources.row import BadRows
 from picbench.workloads.sources.source import locate
 from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
 from picbench.workloads.traffic.corpus import SYNTHETIC
-from picbench.workloads.traffic.draw import Stream, times
+from picbench.workloads.traffic.draw import times
 from picbench.workloads.traffic.file import check_tokens, read_requests
 from picbench.workloads.traffic.settings import Traffic
-
-
-def find_grader(
-    dataset: str, rule: Rule, model: models.ModelSpec, tokenizer: Tokenizer
-) -> tuple[str, Grader]:
-    """The metric of a data set's replies, and the grader of them.
-
-    Raises ConfigError where a package is missing.
-    """
-    if dataset == SYNTHETIC:
-        return "score", Grader(_unscored)
-    found = datasets.find(dataset)
-    scorer = find_scorer(found, rule, lambda: tokenizer)
-    return scorer.metric, make_grader(found, scorer, restates=model.restates)
-
-
-def make_grader(dataset: Dataset, scorer: Scorer, *, restates: bool) -> Grader:
-    """The grader of a data set's replies; of those that restate facts it takes the answer."""
-    if not restates:
-        return Grader(scorer.score, dataset.abstained)
-    return Grader(
-        partial(_score_restated, dataset.name, scorer),
-        lambda reply: dataset.abstained(answer(dataset.name, reply)),
-    )
-
-
-def _unscored(reply: str, answers: Sequence[str]) -> None:
-    """Random tokens have no answer."""
-
-
-def _score_restated(dataset: str, scorer: Scorer, reply: str, answers: Sequence[str]) -> float:
-    return scorer.score(answer(dataset, reply), answers)
-
-
-#: Settings that requests in a file have had already.
-_OF_DATASETS = ("drop", "data", "columns", "prompts", "grid", "chat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +67,9 @@ def load_workload(config: RunConfig) -> Workload:
     workload = _load_requests(config) if config.requests else _load_dataset(config)
     if config.rate is None:
         return workload
-    return replace(workload, arrivals=_draw_arrivals(config, len(workload.samples)))
-
-
-def _draw_arrivals(config: RunConfig, count: int) -> tuple[float, ...] | None:
-    return times(
-        Traffic(requests=count, seed=config.seed, rate=config.rate, process=config.arrivals)
-    )
+    requests, process = len(workload.samples), config.arrivals
+    traffic = Traffic(requests=requests, seed=config.seed, rate=config.rate, process=process)
+    return replace(workload, arrivals=times(traffic))
 
 
 def _load_dataset(config: RunConfig) -> Workload:
@@ -140,10 +98,10 @@ def _load_dataset(config: RunConfig) -> Workload:
         chat=chat,
         grid=parse_grid(config.grid) if config.grid else None,
         bad_rows=bad_rows,
-        documents=_wants_documents(config),
+        documents=any(arm.documents for arm in parse_arms(config.algo)),
         drop=config.drop,
     )
-    metric, grader = find_grader(dataset.name, config.scoring, model, tokenizer)
+    metric, grader = find_grader(dataset.name, config.scoring, model.restates, lambda: tokenizer)
     return Workload(
         dataset=dataset.name,
         metric=metric,
@@ -158,7 +116,7 @@ def _load_dataset(config: RunConfig) -> Workload:
 
 
 def _load_requests(config: RunConfig) -> Workload:
-    for name in _OF_DATASETS:
+    for name in ("drop", "data", "columns", "prompts", "grid", "chat"):
         if getattr(config, name) != RunConfig.model_fields[name].default:
             raise ConfigError(
                 f"`{name}` and `requests`: requests are replayed as they were written",
@@ -167,69 +125,42 @@ def _load_requests(config: RunConfig) -> Workload:
     path = Path(config.requests or "")
     found = read_requests(path)
     model = models.resolve(config.model)
-    stream = _shortened(found.stream, config)
+    context, length = _context(config.context, model), config.max_tokens
+    samples = found.stream.samples[: config.limit]
+    samples = tuple(replace(s, max_tokens=length or s.max_tokens) for s in samples)
     # First, as tokenizers need a minute and gigabytes for a text that no context holds.
-    _check_fits(stream.samples, _context(config.context, model))
-    tokenizer = models.load_tokenizer(model)
-    check_tokens(stream, tokenizer, path)
-    if not _wants_documents(config):
-        stream = _without_documents(stream)
-    metric, grader = find_grader(found.header.dataset, config.scoring, model, tokenizer)
-    return Workload(
-        dataset=found.header.dataset,
-        metric=metric,
-        model=model,
-        samples=stream.samples,
-        grader=grader,
-        synthetic=found.header.synthetic,
-        arrivals=stream.arrivals,
-        preload=_preload(stream),
-        requests=found.fingerprint,
-    )
-
-
-def _wants_documents(config: RunConfig) -> bool:
-    return any(arm.documents for arm in parse_arms(config.algo))
-
-
-def _without_documents(stream: Stream) -> Stream:
-    return replace(
-        stream,
-        samples=tuple(sample.without_documents() for sample in stream.samples),
-        preload=tuple(replace(chunk, before=None) for chunk in stream.preload),
-    )
-
-
-def _shortened(stream: Stream, config: RunConfig) -> Stream:
-    count = config.limit or len(stream.samples)
-    length = config.max_tokens
-    samples = stream.samples[:count]
-    return replace(
-        stream,
-        samples=tuple(replace(s, max_tokens=length) for s in samples) if length else samples,
-        users=stream.users[:count],
-        arrivals=stream.arrivals[:count] if stream.arrivals else None,
-    )
-
-
-def _preload(stream: Stream) -> tuple[Sample, ...]:
-    """A request for each chunk to be cached, after the text that all prompts begin with."""
-    first = stream.samples[0].segments[0]
-    head = [first] if first.kind == "text" else []
-    return tuple(
-        Sample(f"preload-{number}", stream.samples[0].dataset, (*head, chunk), (), max_tokens=1)
-        for number, chunk in enumerate(stream.preload)
-    )
-
-
-def _check_fits(samples: Sequence[Sample], context: int | None) -> None:
     for sample in samples:
-        length = sample.prompt_tokens + sample.max_tokens
-        if context is not None and length > context:
+        needed = sample.prompt_tokens + sample.max_tokens
+        if context is not None and needed > context:
             raise ConfigError(
-                f"{sample.source}: {length} tokens of prompt and reply, a context of {context}",
+                f"{sample.source}: {needed} tokens of prompt and reply, a context of {context}",
                 hint="raise `context`, name another `model`, or draw requests of fewer chunks",
             )
+    tokenizer = models.load_tokenizer(model)
+    check_tokens(replace(found.stream, samples=samples), tokenizer, path)
+    # Chunks to be cached come after the text that all prompts begin with.
+    first, arrivals = samples[0].segments[0], found.stream.arrivals
+    head = [first] if first.kind == "text" else []
+    preload = tuple(
+        Sample(f"preload-{number}", samples[0].dataset, (*head, chunk), (), max_tokens=1)
+        for number, chunk in enumerate(found.stream.preload)
+    )
+    if not any(arm.documents for arm in parse_arms(config.algo)):
+        samples = tuple(sample.without_documents() for sample in samples)
+        preload = tuple(sample.without_documents() for sample in preload)
+    dataset, rule = found.header.dataset, config.scoring
+    metric, grader = find_grader(dataset, rule, model.restates, lambda: tokenizer)
+    return Workload(
+        dataset=dataset,
+        metric=metric,
+        model=model,
+        samples=samples,
+        grader=grader,
+        synthetic=found.header.synthetic,
+        arrivals=arrivals[: len(samples)] if arrivals else None,
+        preload=preload,
+        requests=found.fingerprint,
+    )
 
 
 def reply_tokens(dataset: str, model: models.ModelSpec) -> int | None:
@@ -244,3 +175,26 @@ def _context(wanted: int | None, model: models.ModelSpec) -> int | None:
             hint="lower `context`",
         )
     return wanted or model.context
+
+
+def find_grader(
+    name: str, rule: Rule, restates: bool, load: Callable[[], Tokenizer], metric: str | None = None
+) -> tuple[str, Grader]:
+    """The metric of a data set's replies (`metric`, or its own under `rule`), and their grader.
+
+    Of replies that restate facts it takes the answer. Raises ConfigError where a package is
+    missing.
+    """
+    if name == SYNTHETIC:
+        return "score", Grader(lambda reply, answers: None)  # Random tokens have no answer.
+    dataset = datasets.find(name)
+    if metric is None:
+        scorer = find_scorer(dataset, rule, load)
+    else:
+        scorer = scorer_by_name(dataset, metric, load)
+    if not restates:
+        return scorer.metric, Grader(scorer.score, dataset.abstained)
+    return scorer.metric, Grader(
+        lambda reply, answers: scorer.score(answer(dataset.name, reply), answers),
+        lambda reply: dataset.abstained(answer(dataset.name, reply)),
+    )

@@ -9,7 +9,7 @@ from harness_fakes import REFUSED, FakeEngine, Harness, make_sample, run_fakes
 
 from picbench.engines.request import Request, Result
 from picbench.errors import ConfigError, InvalidRun
-from picbench.run.rescore import rescore
+from picbench.run.result import rescore
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig
 from picbench.store.reader import read_run
@@ -54,7 +54,7 @@ def make_run(folder: Path, dataset: str = "musique") -> Path:
 
 def test_scores_are_those_of_the_metric(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
-    found = rescore(folder)
+    changed, _ = rescore(folder)
     rows = [(r.score, r.outcome) for r in read_run(folder).rows if r.arm == "mepic"]
     assert rows == [
         (1.0, "answered"),
@@ -64,14 +64,14 @@ def test_scores_are_those_of_the_metric(tmp_path: Path) -> None:
         (None, "error"),
     ]
     summary = read_run(folder).summary["mepic"]
-    assert summary.score == found.arms["mepic"].after
+    assert summary.score == changed["mepic"].after
     assert summary.score.mean == pytest.approx((1 + 2 / 3) / 4)
     assert summary.score.parsed_mean == pytest.approx((1 + 2 / 3) / 3)
     counts = {"answered": 2, "abstained": 1, "unparsed": 1, "error": 1}
     assert summary.outcomes == counts
     # The blank reply had no score before, either.
-    assert (found.arms["mepic"].scores, found.arms["mepic"].outcomes) == (3, 1)
-    assert found.arms["full"].before.mean == 0.25
+    assert (changed["mepic"].scores, changed["mepic"].outcomes) == (3, 1)
+    assert changed["full"].before.mean == 0.25
 
 
 @pytest.mark.parametrize(("metric", "second"), [("em", 0.0), ("f1", 2 / 3), ("rouge-l", None)])
@@ -90,12 +90,13 @@ def test_nothing_but_scores_changes_and_old_files_stay(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     before = {name: (folder / name).read_bytes() for name in (SAMPLES, SUMMARY)}
     rows = read_run(folder).rows
-    assert [path.name for path in rescore(folder).kept] == ["samples.1.jsonl", "summary.1.json"]
+    _, kept = rescore(folder)
+    assert [path.name for path in kept] == ["samples.1.jsonl", "summary.1.json"]
     assert (folder / "samples.1.jsonl").read_bytes() == before[SAMPLES]
     assert (folder / "summary.1.json").read_bytes() == before[SUMMARY]
-    again = rescore(folder)
-    assert [path.name for path in again.kept] == ["samples.2.jsonl", "summary.2.json"]
-    assert {arm.scores for arm in again.arms.values()} == {0}
+    again, kept = rescore(folder)
+    assert [path.name for path in kept] == ["samples.2.jsonl", "summary.2.json"]
+    assert {arm.scores for arm in again.values()} == {0}
     new = [replace(row, score=None, outcome="answered") for row in read_run(folder).rows]
     assert new == [replace(row, score=None, outcome="answered") for row in rows]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.request import Hits, TokenCounts
-from picbench.run.result import traffic
+from picbench.run.result import moved_lines
 from picbench.store.records import GroupResult, SampleRow, Tally
 from picbench.store.summary import (
     Moved,
@@ -99,7 +99,7 @@ def test_tiers_add_up_over_requests_and_rounds() -> None:
     arm = summarise_arm(tally, [], metric="f1", meaningful=True)
     assert arm.hits == Hits(copied=8, tiers={"host": 4, "disk": 2})
     assert arm.moved == {"host": Moved(200, 20), "disk": Moved(0, 7)}
-    (line,) = traffic({"epic:k=16": arm, "full": replace(arm, moved={"host": Moved(0, 0)})})
+    (line,) = moved_lines({"epic:k=16": arm, "full": replace(arm, moved={"host": Moved(0, 0)})})
     assert line.startswith("epic:k=16: host 0.0 MiB loaded")
 
 
