@@ -93,7 +93,7 @@ claims: install
 
 # The formats of a run directory, from the dataclasses that are written.
 schemas: install
-	$(BIN)/python -m picbench.store.schema docs/schema
+	$(BIN)/python -m picbench.store.writer docs/schema
 
 # mypy and import-linter cannot see through setuptools' package-dir mapping, so they get the same
 # tree as links.

@@ -87,12 +87,12 @@ def locked(path: Path) -> AbstractContextManager[None]:
     For what is read, changed and replaced. The lock is a file beside it, because a replaced one is
     another file.
     """
-    return locked_at(path.with_name(f".{path.name}{LOCK}"), timeout=-1)
+    return locked_at(path.with_name(f".{path.name}{LOCK}"))
 
 
 @contextmanager
-def locked_at(place: Path, timeout: float) -> Iterator[None]:
-    """Hold the lock file `place`; raises TimeoutError after `timeout` seconds (-1: never).
+def locked_at(place: Path, taken: Exception | None = None) -> Iterator[None]:
+    """Hold the lock file `place`; raise `taken`, or wait, where another process or thread has it.
 
     The lock ends with the process, and the file is removed with it unless that is killed. File
     systems without locks hold nothing.
@@ -101,8 +101,10 @@ def locked_at(place: Path, timeout: float) -> Iterator[None]:
 
     lock = FileLock(place)
     try:
-        lock.acquire(timeout=timeout)
+        lock.acquire(timeout=0 if taken else -1)
     except OSError as error:  # A TimeoutError is one.
+        if taken and isinstance(error, TimeoutError):
+            raise taken from error
         if error.errno not in (ENOLCK, ENOTSUP):
             raise
     try:

@@ -174,9 +174,8 @@ def _estimates(job: "Job") -> Iterator[tuple[str, str]]:
 
 def _state(output: Path) -> str:
     """What a run would do with a directory that is there."""
-    from picbench.store.manifest import FINAL
     from picbench.store.reader import read_run
-    from picbench.store.writer import MANIFEST
+    from picbench.store.writer import FINAL, MANIFEST
 
     if not (output / MANIFEST).exists():
         return ""

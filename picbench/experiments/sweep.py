@@ -29,10 +29,9 @@ from picbench.run.session import Services, execute
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig, parse_config
 from picbench.store import provenance
-from picbench.store.manifest import FINAL
 from picbench.store.reader import Run, read_run
 from picbench.store.summary import ArmSummary, labels_of
-from picbench.store.writer import MANIFEST
+from picbench.store.writer import FINAL, MANIFEST
 from picbench.tables.run import arms_frame, arms_table, short_caption, warnings_of
 from picbench.tables.table import NOTHING, Column, Shown, Table, Value
 

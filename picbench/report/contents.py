@@ -16,11 +16,10 @@ from picbench.errors import ConfigError, IncomparableRuns
 from picbench.run.result import delay_lines
 from picbench.statistics import intervals
 from picbench.statistics.significance import Loss, loss_bounds, unseen_share
-from picbench.store.manifest import FINAL
 from picbench.store.reader import Run, check_rows
 from picbench.store.records import SampleRow, Tally
 from picbench.store.summary import BASELINE, ArmSummary, summarise
-from picbench.store.writer import MEMORY, SAMPLES, SUMMARY, WORKLOAD
+from picbench.store.writer import FINAL, MEMORY, SAMPLES, SUMMARY, WORKLOAD
 from picbench.tables.run import stalled, subject_of
 
 T = TypeVar("T")

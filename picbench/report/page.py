@@ -18,9 +18,9 @@ from picbench.errors import ConfigError, IncomparableRuns
 from picbench.files import write_whole
 from picbench.report import sections as parts
 from picbench.report.contents import RunContents, cautions, headline, read_contents
-from picbench.store.manifest import FINAL
 from picbench.store.reader import Run, read_run
 from picbench.store.summary import BASELINE
+from picbench.store.writer import FINAL
 from picbench.tables.metrics import METRICS, SCORE
 from picbench.tables.table import NOTHING, Column, Table, number_of
 

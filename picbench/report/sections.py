@@ -10,9 +10,10 @@ from picbench.compare.comparison import RunComparison
 from picbench.report.contents import RunContents, drop_at_most, ratio_ends, ratio_text, unseen_loss
 from picbench.statistics.intervals import Interval
 from picbench.statistics.significance import Loss
+from picbench.store.reader import StoredSample
 from picbench.store.records import SampleRow
 from picbench.store.summary import BASELINE
-from picbench.store.writer import WORKLOAD, StoredSample
+from picbench.store.writer import WORKLOAD
 from picbench.tables.metrics import SCORE, metrics_shown
 from picbench.tables.run import cache_lines
 from picbench.tables.table import NOTHING, Column, Shown, Table, Value
@@ -220,7 +221,7 @@ def browse_answers(contents: RunContents, room: int) -> AnswerBrowser | None:
                 replies[name][arm_name] = row
     asked = {name: next(iter(rows.values())).sample for name, rows in replies.items()}
     kept = WORKLOAD not in contents.missing
-    sent = contents.run.samples_sent({*asked.values()}) if kept else {}
+    sent = contents.run.workload if kept else {}
     samples, seen = list[BrowsedSample](), set[str]()
     for name, rows in replies.items():
         found = _browsed(name, sent.get(asked[name]), rows, changes[name], contents.metric)

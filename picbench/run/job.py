@@ -27,10 +27,9 @@ from picbench.run.remote import parse_endpoints
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig
 from picbench.store import provenance
-from picbench.store.manifest import FINAL
 from picbench.store.reader import Run, read_run
 from picbench.store.records import Objectives, Sizes, parse_slo
-from picbench.store.writer import MANIFEST, check_free, is_held
+from picbench.store.writer import FINAL, MANIFEST, check_free, is_held
 from picbench.workloads.facts import WorkloadFacts, summarise
 from picbench.workloads.sample import Sample
 

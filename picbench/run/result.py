@@ -20,11 +20,10 @@ from picbench.files import write_json
 from picbench.run.job import Job
 from picbench.run.workload import find_grader
 from picbench.settings import RunConfig
-from picbench.store.manifest import FINAL
 from picbench.store.reader import Run, check_rows, read_run
 from picbench.store.records import SampleRow
 from picbench.store.summary import ArmSummary, ScoreSummary, count_outcomes, summarise_scores
-from picbench.store.writer import MANIFEST, SAMPLES, SUMMARY, hold, write_rows
+from picbench.store.writer import FINAL, MANIFEST, SAMPLES, SUMMARY, hold, write_rows
 from picbench.tables.metrics import metrics_shown
 from picbench.tables.run import cache_lines, memory_lines, run_table, server_lines, stalled, verdict
 from picbench.tables.table import WIDTH, PipedConsole

@@ -24,15 +24,17 @@ from picbench.run.schedule import Progress, Rounds
 from picbench.run.server import launch
 from picbench.run.workload import Workload, load_workload
 from picbench.settings import RunConfig
-from picbench.store import manifest as documents
 from picbench.store import provenance
-from picbench.store.manifest import FINAL, Attempt, Manifest, Status, Summary
+from picbench.store import writer as documents
 from picbench.store.reader import Run, read_run
 from picbench.store.records import ArmBatch, Failure, SampleRow, ServedReply, Tally, to_rows
-from picbench.store.summary import BASELINE, ArmSummary, provenance_of, summarise, summarise_memory
+from picbench.store.summary import BASELINE, ArmSummary, summarise, summarise_memory
 from picbench.store.writer import (
+    FINAL,
     MANIFEST,
+    Attempt,
     RunDirectory,
+    Status,
     StoredBatch,
     cut,
     hold,
@@ -79,7 +81,7 @@ def make_manifest(
     provenance: Mapping[str, object],
     attempts: Sequence[Attempt],
     reason: str | None = None,
-) -> Manifest:
+) -> documents.Manifest:
     """What was asked for and on what it ran; the last of `attempts` says how far the run is."""
     start = "warm" if job.workload.preload else "cold"
     config = job.config.published()
@@ -90,7 +92,7 @@ def make_manifest(
             settings["tiers"] = config["tiers"]
         engine = dict(engines[arm.name])
         arms[arm.name] = documents.ArmDocument(arm.algorithm, arm.stock, settings, engine)
-    return Manifest(
+    return documents.Manifest(
         **_common(job, provenance),
         status=attempts[-1].status,
         began=attempts[0].began,
@@ -106,9 +108,9 @@ def make_manifest(
 
 def make_summary(
     job: Job, arms: Mapping[str, ArmSummary], provenance: Mapping[str, Any], status: Status
-) -> Summary:
+) -> documents.Summary:
     """Aggregates by arm."""
-    return Summary(**_common(job, provenance), status=status, arms=arms)
+    return documents.Summary(**_common(job, provenance), status=status, arms=arms)
 
 
 def _common(job: Job, provenance: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,7 +301,7 @@ def _run_or_resume(job: Job, progress: Progress, start: Start) -> Finished:
             with engines as fleet:
                 return _Session(job, directory, fleet, progress, stored).run()
         except BaseException:
-            if not directory.begun:
+            if not (directory.path / MANIFEST).exists():
                 directory.discard()
             raise
 
@@ -402,6 +404,7 @@ class _Session:
             metric=workload.metric,
             meaningful=workload.model.meaningful,
             objectives=self._job.objectives,
+            engines=self._fleet.engines,
         )
         full = tallies[BASELINE].rows if BASELINE in tallies else []
         for name, arm in arms.items():
@@ -410,13 +413,12 @@ class _Session:
             block = block if isinstance(block, int) else None
             arms[name] = replace(
                 arm,
-                provenance=provenance_of(engine),
                 cache=summarise_cache(self._job.config.cache, reuse, tallies[name], full),
                 memory=summarise_memory(arm.blocks, block, self._memory.get(name, ())),
             )
         self._directory.write_memory({n: t.snapshots for n, t in tallies.items()})
         summary = make_summary(self._job, arms, self._provenance, status)
-        self._directory.write_summary(asdict(summary))
+        self._directory.write(documents.SUMMARY, asdict(summary))
         self._attempt = replace(self._attempt, status=status, ended=_now())
         self._write_manifest(reason)
         if status in FINAL:
@@ -426,7 +428,7 @@ class _Session:
     def _write_manifest(self, reason: str | None = None) -> None:
         attempts = [*self._stored.attempts, self._attempt]
         made = make_manifest(self._job, self._fleet.engines, self._provenance, attempts, reason)
-        self._directory.write_manifest(asdict(made))
+        self._directory.write(MANIFEST, asdict(made))
 
 
 def _now() -> str:

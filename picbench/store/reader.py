@@ -1,7 +1,7 @@
 """Run directories, as far as they got."""
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,34 +13,18 @@ import numpy.typing as npt
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from picbench.engines.ledger import IDLE, KINDS, Snapshot
+from picbench.engines.ledger import IDLE, KINDS
 from picbench.errors import ConfigError, InvalidRun, first_refusal
 from picbench.files import parse_line
-from picbench.store.manifest import FINAL, SCHEMA
+from picbench.store import writer
 from picbench.store.records import SampleRow, Tally, parse_slo
-from picbench.store.summary import ArmSummary, provenance_of, summarise
-from picbench.store.writer import (
-    BATCHES,
-    MANIFEST,
-    MEMORY,
-    SAMPLES,
-    SUMMARY,
-    WORKLOAD,
-    StoredSample,
-    committed_rows,
-    read_batches,
-    read_workload,
-)
+from picbench.store.summary import ArmSummary, summarise
 
 Array = npt.NDArray[np.float64]
 
 #: Kinds of block that running requests hold.
 HELD = tuple(kind for kind in KINDS if kind not in IDLE)
 
-_MEASURE_AGAIN = "restore the file, or measure again"
-
-_DOCUMENT = TypeAdapter(dict[str, Any])
-_ARMS = TypeAdapter(dict[str, ArmSummary])
 _ROWS = TypeAdapter(list[SampleRow], config=ConfigDict(extra="forbid"))
 
 
@@ -61,23 +45,28 @@ class Series:
         """Blocks that running requests hold."""
         return np.asarray(self.pool - sum(self.blocks[kind] for kind in IDLE), dtype=np.float64)
 
-    @property
-    def resident(self) -> Array:
-        """Blocks with KV in them, in use or idle."""
-        return np.asarray(self.pool - self.blocks["free"], dtype=np.float64)
-
     def at_peak(self) -> dict[str, float]:
         """Blocks by kind, of the kinds that are held, when most blocks are referenced."""
         step = int(np.argmax(self.referenced))
         return {kind: float(self.blocks[kind][step]) for kind in HELD}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSample(writer.SampleLine):
+    """A sample as it was sent, with its chunks; see `ChunkSet` for `documents` and `cluster`.
+
+    A segment has a `text`, or else the `ids` of its tokens.
+    """
+
+    segments: Sequence[writer.ChunkLine | writer.TextSegment]
+
+
 @dataclass(frozen=True)
 class Run:
     """A run directory; everything but the manifest is read when it is first used.
 
-    Summary and ledger of an unfinished run are those of the batches that it has. A run that was
-    killed may have the manifest alone. What is missing raises ConfigError.
+    Of an unfinished run rows, summary and ledger are those of the batches that it has. A run that
+    was killed may have the manifest alone. What is missing raises ConfigError.
     """
 
     path: Path
@@ -85,66 +74,59 @@ class Run:
 
     @cached_property
     def rows(self) -> Sequence[SampleRow]:
-        """The rows of all arms; of an unfinished run those of whole batches."""
-        with _reading(self.path / SAMPLES):
-            lines = (self.path / SAMPLES).read_bytes().splitlines(keepends=True)
-            if self._unfinished:
-                lines = lines[: committed_rows(self.path)]
-            return _rows(list(_parsed(lines)))
+        """The rows of all arms, in the order in which they were served."""
+        with _reading(self.path / writer.SAMPLES) as path:
+            if self._batches is not None:
+                return [row for batch in self._batches for row in batch.rows]
+            return _read_rows(path)
 
     @cached_property
     def workload(self) -> Mapping[str, StoredSample]:
         """What was sent, by sample."""
-        with _reading(self.path / WORKLOAD):
-            return read_workload(self.path / WORKLOAD)
-
-    def samples_sent(self, samples: Container[str]) -> Mapping[str, StoredSample]:
-        """What was sent for these samples, without checking that of the others."""
-        with _reading(self.path / WORKLOAD):
-            return read_workload(self.path / WORKLOAD, samples)
+        with _reading(self.path / writer.WORKLOAD) as path:
+            return read_workload(path)
 
     @cached_property
     def summary(self) -> Mapping[str, ArmSummary]:
         """Aggregates by arm."""
-        with _reading(self.path / SUMMARY):
-            if self._unfinished:
-                return self._summary_so_far()
-            return _ARMS.validate_python(_document(self.path, SUMMARY)["arms"])
+        with _reading(self.path / writer.SUMMARY) as path:
+            if self._batches is None:
+                return TypeAdapter(dict[str, ArmSummary]).validate_python(_document(path)["arms"])
+            slo = self.manifest["config"]["slo"]
+            return summarise(
+                self._tallies,
+                metric=self.manifest["workload"]["metric"],
+                meaningful=self.manifest["model"]["meaningful"],
+                objectives=parse_slo(slo) if slo else None,
+                engines={name: arm["engine"] for name, arm in self.manifest["arms"].items()},
+            )
 
     @cached_property
     def ledger(self) -> Mapping[str, Series]:
         """The block ledger by arm."""
-        with _reading(self.path / MEMORY):
-            if self._unfinished:
-                tallies = self._tallies.items()
-                return {arm: _series(tally.snapshots) for arm, tally in tallies if tally.snapshots}
-            return read_series(self.path / MEMORY)
+        with _reading(self.path / writer.MEMORY) as path:
+            if self._batches is None:
+                return read_series(path)
+            found = {}
+            for arm, tally in self._tallies.items():
+                if steps := tally.snapshots:
+                    blocks = {kind: np.array([s.blocks[kind] for s in steps]) for kind in KINDS}
+                    found[arm] = Series(np.array([s.time for s in steps]), blocks, steps[0].pool)
+            return found
 
-    @property
-    def _unfinished(self) -> bool:
-        """Whether what was measured is in batches; files of an earlier attempt may be older."""
-        return self.manifest.get("status") not in FINAL and (self.path / BATCHES).exists()
+    @cached_property
+    def _batches(self) -> Sequence[writer.StoredBatch] | None:
+        """Committed batches; None of a run that has ended, or has none."""
+        ended = self.manifest.get("status") in writer.FINAL
+        begun = (self.path / writer.BATCHES).exists()
+        return writer.read_batches(self.path) if begun and not ended else None
 
     @cached_property
     def _tallies(self) -> Mapping[str, Tally]:
         tallies = {arm: Tally() for arm in self.manifest["arms"]}
-        for batch in read_batches(self.path):
+        for batch in self._batches or ():
             tallies[batch.line.arm].add(batch.rows, batch.result)
         return tallies
-
-    def _summary_so_far(self) -> Mapping[str, ArmSummary]:
-        slo = self.manifest["config"]["slo"]
-        found = summarise(
-            self._tallies,
-            metric=self.manifest["workload"]["metric"],
-            meaningful=self.manifest["model"]["meaningful"],
-            objectives=parse_slo(slo) if slo else None,
-        )
-        arms = self.manifest["arms"]
-        return {
-            name: replace(arm, provenance=provenance_of(arms[name]["engine"]))
-            for name, arm in found.items()
-        }
 
 
 def read_run(path: Path) -> Run:
@@ -152,19 +134,20 @@ def read_run(path: Path) -> Run:
 
     Raises ConfigError for what is not one, and InvalidRun for one of another schema.
     """
-    with _reading(path / MANIFEST):
-        manifest = _document(path, MANIFEST)
+    with _reading(path / writer.MANIFEST) as file:
+        manifest = _document(file)
         if "status" not in manifest:
             raise KeyError("status")
         return Run(path, manifest)
 
 
-def _document(path: Path, name: str) -> dict[str, Any]:
+def _document(path: Path) -> dict[str, Any]:
     """A manifest or a summary; raises InvalidRun for one of another schema."""
-    found = _DOCUMENT.validate_json((path / name).read_bytes())
-    if found["schema"] != SCHEMA:
+    found = TypeAdapter(dict[str, Any]).validate_json(path.read_bytes())
+    if found["schema"] != writer.SCHEMA:
         raise InvalidRun(
-            f"{path}: written in schema {found['schema']}; this picbench reads {SCHEMA}",
+            f"{path.parent}: written in schema {found['schema']}; "
+            f"this picbench reads {writer.SCHEMA}",
             hint="repeat the run, or read it with the picbench version that its manifest names",
         )
     return found
@@ -188,72 +171,71 @@ def read_series(path: Path) -> dict[str, Series]:
         table = file.read()
     names = np.array(table["arm"].to_pylist())
     columns = {name: table[name].to_numpy() for name in ("time", "pool", *KINDS)}
-    found: dict[str, Series] = {}
+    found = {}
     for arm in dict.fromkeys(names):
-        rows = names == arm
-        blocks = {kind: columns[kind][rows] for kind in KINDS}
-        found[str(arm)] = Series(columns["time"][rows], blocks, int(columns["pool"][rows][0]))
+        own = {name: column[names == arm] for name, column in columns.items()}
+        found[str(arm)] = Series(own.pop("time"), pool=int(own.pop("pool")[0]), blocks=own)
     return found
 
 
-def _series(snapshots: Sequence[Snapshot]) -> Series:
-    time = np.array([snapshot.time for snapshot in snapshots])
-    blocks = {kind: np.array([s.blocks[kind] for s in snapshots]) for kind in KINDS}
-    return Series(time, blocks, snapshots[0].pool)
+def read_workload(path: Path) -> dict[str, StoredSample]:
+    """The samples by id, in the order of the run; OSError or ValueError for another file."""
+    chunk_line, stored = TypeAdapter(writer.ChunkLine), TypeAdapter(StoredSample)
+    chunks: dict[str, writer.ChunkLine] = {}
+    samples: dict[str, StoredSample] = {}
+    with path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            line = parse_line(text)
+            try:
+                if "sample" in line:
+                    segments = [chunks[s["chunk"]] if "chunk" in s else s for s in line["segments"]]
+                    samples[line["sample"]] = stored.validate_python(line | {"segments": segments})
+                else:
+                    chunks[line["chunk"]] = chunk_line.validate_python(line)
+            except KeyError as error:
+                raise ValueError(f"line {number}: no {error}") from error
+    return samples
 
 
-def _rows(values: Sequence[dict[str, Any]]) -> list[SampleRow]:
-    """Rows from lines of JSON; ValueError with the number of the line."""
+def _read_rows(path: Path) -> list[SampleRow]:
+    """The rows but for a torn last one; ValueError with the number of the line."""
+    values: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        try:
+            if line.endswith(b"\n"):
+                values.append(parse_line(line))
+        except ValueError as error:
+            raise ValueError(f"line {number} is no JSON") from error
     try:
         return _ROWS.validate_python(values)
     except ValidationError as error:
         first = first_refusal(error)
-        number, *place = first.path
-        raise ValueError(f"line {int(number) + 1}: {replace(first, path=tuple(place))}") from error
-
-
-def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    """Lines of JSON but for a torn last one; ValueError with the number of the line."""
-    for number, line in enumerate(lines, 1):
-        if not line.endswith(b"\n"):
-            continue
-        try:
-            yield parse_line(line)
-        except ValueError as error:
-            raise ValueError(f"line {number} is no JSON") from error
+        index, *place = first.path
+        raise ValueError(f"line {int(index) + 1}: {replace(first, path=tuple(place))}") from error
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Raise ConfigError for what is no run, and if files of a run are not there or not whole.
-
-    `path` is the run's directory or a file in it.
-    """
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise _missing(path) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        hint = "its file was changed or damaged: restore it, or measure again"
-        raise ConfigError(f"{path}: cannot be read: {_reason(error)}", hint=hint) from error
-
-
-def _missing(path: Path) -> ConfigError:
+def _reading(path: Path) -> Iterator[Path]:
+    """Give a file of a run; raise ConfigError if it is not there or not whole."""
     run = path.parent
-    if path.name != MANIFEST:
-        return ConfigError(f"{run}: the run has no {path.name}", hint=_MEASURE_AGAIN)
-    lacks = "no such directory"
-    if run.exists():
-        lacks = f"no {MANIFEST}" if run.is_dir() else "it is a file"
-    return ConfigError(f"{run}: not a run directory: {lacks}", hint="picbench run makes one")
-
-
-def _reason(error: Exception) -> str:
-    """What is wrong with a file, in a line."""
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    if isinstance(error, KeyError):
-        return f"no {error}"
-    if isinstance(error, ValidationError):
-        return str(first_refusal(error))
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    try:
+        yield path
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if path.name != writer.MANIFEST:
+            hint = "restore the file, or measure again"
+            raise ConfigError(f"{run}: the run has no {path.name}", hint=hint) from error
+        lacks = f"no {path.name}" if run.is_dir() else "it is a file"
+        lacks = lacks if run.exists() else "no such directory"
+        raise ConfigError(
+            f"{run}: not a run directory: {lacks}", hint="picbench run makes one"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, OSError):
+            reason = error.strerror or type(error).__name__
+        elif isinstance(error, KeyError):
+            reason = f"no {error}"
+        elif isinstance(error, ValidationError):
+            reason = str(first_refusal(error))
+        hint = "its file was changed or damaged: restore it, or measure again"
+        raise ConfigError(f"{path}: cannot be read: {reason}", hint=hint) from error

@@ -4,13 +4,12 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain, pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from picbench.engines.chunk_cache.transfers import StepTimes
-from picbench.engines.ledger import IDLE, Snapshot
+from picbench.engines.ledger import Snapshot
 from picbench.engines.request import FAILED, Hits, Result, TokenCounts
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.facts import ChunkSet
@@ -70,26 +69,26 @@ class ServerCounts:
 
     def __add__(self, other: "ServerCounts") -> "ServerCounts":
         """Both together; what one of them does not say is not known of both."""
-        sums: dict[str, Any] = {}
-        for name in (known.name for known in fields(self)):
-            one, two = getattr(self, name), getattr(other, name)
-            sums[name] = None if one is None or two is None else one + two
-        usages = (self.peak_kv_usage, other.peak_kv_usage)
-        sums["peak_kv_usage"] = max((u for u in usages if u is not None), default=None)
+        usages = [u for u in (self.peak_kv_usage, other.peak_kv_usage) if u is not None]
+        sums = sum_fields((self, other)) | {"peak_kv_usage": max(usages, default=None)}
         return ServerCounts(**sums)
+
+
+def sum_fields(counts: Sequence[ServerCounts | TokenCounts]) -> dict[str, Any]:
+    """Sums of the fields of counts of one kind; None of a field that is not known of all."""
+    columns = {f.name: [getattr(count, f.name) for count in counts] for f in fields(counts[0])}
+    return {name: None if None in column else sum(column) for name, column in columns.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """The results of a group of requests.
+    """The results of a group of requests, in their order.
 
-    `outcomes` are in request order, `busy` is the engine's wall-clock seconds and `snapshots` its
-    block ledger, whose times start at the group's start. `moved` gives the bytes (loaded, stored)
-    between the pool and each tier, `step_times` how long steps took and what tiers took of them,
-    `compiled` the kernels that were compiled meanwhile, and `evicted` the blocks of `chunk` and
+    `busy` is the engine's wall-clock seconds; `snapshots` is its block ledger, whose times start at
+    the group's start. `moved` gives the bytes (loaded, stored) between the pool and each tier,
+    `compiled` the kernels that were compiled meanwhile, `evicted` the blocks of `chunk` and
     `prefix` KV that lost it. If it is not `clean`, a request failed and each was run again on its
-    own, so that timings mean nothing. `counted` is what a remote server counted meanwhile, None if
-    it does not say.
+    own, so that timings mean nothing. `counted` is what a remote server counted meanwhile.
     """
 
     outcomes: tuple[Result | ServedReply | Failure, ...]
@@ -136,24 +135,21 @@ class Sizes:
 #: The finish reason of a request that `on_pressure=reject` turned away.
 REJECTED = "rejected"
 
-#: Takes a reply and its right answers; None if a reply cannot be scored.
-Score = Callable[[str, Sequence[str]], float | None]
-
 #: What became of a request: it was answered; the reply says that the prompt does not tell; there is
 #: nothing in the reply to score; there is no reply.
 Outcome = Literal["answered", "abstained", "unparsed", "error"]
 
 
-def _never(_: str) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """Scores replies and tells what they are; `abstained` takes a reply."""
+    """Scores replies and tells what they are.
 
-    score: Score
-    abstained: Callable[[str], bool] = _never
+    `score` takes a reply and its right answers, and gives None for what cannot be scored;
+    `abstained` takes a reply.
+    """
+
+    score: Callable[[str, Sequence[str]], float | None]
+    abstained: Callable[[str], bool] = lambda reply: False
 
     def __call__(self, reply: str, answers: Sequence[str]) -> tuple[float | None, Outcome]:
         """The score of a reply and its outcome.
@@ -221,9 +217,8 @@ class SampleRow:
 def to_rows(batch: ArmBatch, grader: Grader, sets: Mapping[str, ChunkSet]) -> list[SampleRow]:
     """The rows of a batch, in the order of its samples; `sets` has every sample's chunks."""
     arrivals: Sequence[float | None] = batch.arrivals or [None] * len(batch.samples)
-    outcomes = zip(batch.samples, batch.result.outcomes, arrivals, strict=True)
     rows = []
-    for sample, outcome, arrival in outcomes:
+    for sample, reply, arrival in zip(batch.samples, batch.result.outcomes, arrivals, strict=True):
         row = SampleRow(
             arm=batch.arm,
             sample=sample.id,
@@ -232,14 +227,21 @@ def to_rows(batch: ArmBatch, grader: Grader, sets: Mapping[str, ChunkSet]) -> li
             prompt_sha256=hash_tokens(sample.tokens),
             documents=sets[sample.id].documents,
             cluster=sets[sample.id].cluster,
-            arrival_ms=_milliseconds(arrival),
+            arrival_ms=None if arrival is None else 1e3 * arrival,
         )
-        if (error := _error(outcome)) is not None:
+        error = None
+        if isinstance(reply, Failure):
+            error = reply.message
+        elif isinstance(reply, Result) and reply.finish_reason == REJECTED:
+            error = "rejected: short of KV blocks"
+        elif isinstance(reply, Result) and reply.finish_reason == FAILED:
+            error = reply.error or "an error"
+        if error is not None or isinstance(reply, Failure):
             rows.append(replace(row, outcome="error", error=error))
-        elif not isinstance(outcome, Failure):
-            score, kind = grader(outcome.text, sample.answers)
-            row = replace(row, timed=batch.result.clean, outcome=kind, score=score)
-            rows.append(_answered(row, sample, outcome))
+            continue
+        score, outcome = grader(reply.text, sample.answers)
+        row = replace(row, timed=batch.result.clean, outcome=outcome, score=score)
+        rows.append(replace(row, **_measured(reply, sample, queued=arrival is not None)))
     return rows
 
 
@@ -248,48 +250,33 @@ def hash_tokens(tokens: Sequence[int]) -> str:
     return hashlib.sha256(np.asarray(tokens, dtype="<i4").tobytes()).hexdigest()
 
 
-def _error(outcome: Result | ServedReply | Failure) -> str | None:
-    """Why a request has no reply; None if it has one."""
-    if isinstance(outcome, Failure):
-        return outcome.message
-    if isinstance(outcome, ServedReply) or outcome.finish_reason not in (REJECTED, FAILED):
-        return None
-    rejected = outcome.finish_reason == REJECTED
-    return "rejected: short of KV blocks" if rejected else outcome.error or "an error"
-
-
-def _answered(row: SampleRow, sample: Sample, reply: Result | ServedReply) -> SampleRow:
+def _measured(reply: Result | ServedReply, sample: Sample, *, queued: bool) -> dict[str, Any]:
+    """Fields of the row of an answered request; `queued` are requests of an open loop."""
     times = reply if isinstance(reply, ServedReply) else reply.timings
-    row = replace(
-        row,
-        late_ms=None if row.arrival_ms is None else 1e3 * times.late,
-        ttft_ms=1e3 * times.ttft,
-        tpot_ms=_milliseconds(times.tpot),
-        e2e_ms=1e3 * times.e2e,
-        finish_reason=reply.finish_reason,
-        text=reply.text,
-    )
+    found: dict[str, Any] = {
+        "late_ms": 1e3 * times.late if queued else None,
+        "ttft_ms": 1e3 * times.ttft,
+        "tpot_ms": None if times.tpot is None else 1e3 * times.tpot,
+        "e2e_ms": 1e3 * times.e2e,
+        "finish_reason": reply.finish_reason,
+        "text": reply.text,
+    }
     if isinstance(reply, ServedReply):
-        return replace(
-            row,
-            output_tokens=reply.output_tokens,
-            output_sha256=hashlib.sha256(reply.text.encode("utf-8", "surrogatepass")).hexdigest(),
+        text = reply.text.encode("utf-8", "surrogatepass")
+        return found | {
+            "output_tokens": reply.output_tokens,
+            "output_sha256": hashlib.sha256(text).hexdigest(),
             # The server has counted as many prompt tokens as the sample has.
-            tokens=TokenCounts(prompt=sample.prompt_tokens, reused=reply.cached_tokens),
-        )
-    return replace(
-        row,
-        prompt_sha256=hash_tokens(reply.prompt_tokens),
-        prefill_ms=1e3 * reply.timings.prefill,
-        output_tokens=len(reply.tokens),
-        output_sha256=hash_tokens(reply.tokens),
-        tokens=reply.counts,
-        hits=reply.hits,
-    )
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else 1e3 * seconds
+            "tokens": TokenCounts(prompt=sample.prompt_tokens, reused=reply.cached_tokens),
+        }
+    return found | {
+        "prompt_sha256": hash_tokens(reply.prompt_tokens),
+        "prefill_ms": 1e3 * reply.timings.prefill,
+        "output_tokens": len(reply.tokens),
+        "output_sha256": hash_tokens(reply.tokens),
+        "tokens": reply.counts,
+        "hits": reply.hits,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,100 +289,28 @@ class Objectives:
 
     def met(self, row: SampleRow) -> bool:
         """Whether a request was answered, and in time."""
-        taken = (row.ttft_ms, row.tpot_ms, row.e2e_ms)
-        bounds = (self.ttft, self.tpot, self.e2e)
-        return row.error is None and all(
-            bound is None or time is None or time <= bound
-            for time, bound in zip(taken, bounds, strict=True)
-        )
+        times = ((self.ttft, row.ttft_ms), (self.tpot, row.tpot_ms), (self.e2e, row.e2e_ms))
+        late = any(bound and time and time > bound for bound, time in times)
+        return row.error is None and not late
 
 
 def parse_slo(text: str) -> Objectives:
     """Read ``ttft=500,tpot=50``. Raises ConfigError for anything else."""
-    names = [field.name for field in fields(Objectives)]
+    names = [known.name for known in fields(Objectives)]
     bounds: dict[str, float] = {}
     for setting in text.split(","):
         name, _, number = setting.strip().partition("=")
-        if name not in names or name in bounds or not _is_positive(number):
+        try:
+            value = float(number)
+        except ValueError:
+            value = 0.0
+        if name not in names or name in bounds or not 0 < value < float("inf"):
             raise ConfigError(
                 f"`slo` {text!r}: {setting!r} is no objective",
                 hint="write ttft=MS, tpot=MS and e2e=MS, with commas between them",
             )
-        bounds[name] = float(number)
+        bounds[name] = value
     return Objectives(**bounds)
-
-
-def _is_positive(text: str) -> bool:
-    try:
-        return 0 < float(text) < float("inf")
-    except ValueError:
-        return False
-
-
-#: Kinds of slot that a step with prompt tokens adds.
-_PROMPT = ("chunk", "linked", "prompt", "private")
-
-#: A step may take this many times the upper quartile of its engine's slowest class of steps: within
-#: a class steps differ by how full they are, in prompts by less than a factor of ten.
-FACTOR = 10.0
-
-#: Nor is anything shorter a stall, in seconds: a step that waits for the operating system, for
-#: Python's garbage collector or for another process on the same cores takes that long.
-LEAST = 1.0
-
-#: Fewest steps of a class that have a quartile.
-ENOUGH = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Stalls:
-    """Steps of an arm that took longer than `allowed_s`: how many, and the longest of all steps."""
-
-    steps: int
-    allowed_s: float
-    longest_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepSeconds:
-    """Seconds of steps while requests were running: those with prompt tokens, and all others."""
-
-    prompt: Sequence[float] = ()
-    other: Sequence[float] = ()
-
-
-def step_seconds(batches: Iterable[Sequence[Snapshot]]) -> StepSeconds:
-    """The times between the snapshots of each batch, by the class of the step between them.
-
-    A snapshot is taken when a step is scheduled. If it has more of a prompt than the one before,
-    the step computes prompt tokens. Time in which nothing was running is no step's.
-    """
-    prompt: list[float] = []
-    other: list[float] = []
-    for snapshots in batches:
-        before = dict.fromkeys(_PROMPT, 0.0)
-        for now, following in pairwise(snapshots):
-            grown = any(now.blocks[kind] > before[kind] for kind in _PROMPT)
-            if now.pool > sum(now.blocks[kind] for kind in IDLE):
-                (prompt if grown else other).append(following.time - now.time)
-            before = {kind: now.blocks[kind] for kind in _PROMPT}
-    return StepSeconds(prompt, other)
-
-
-def find_stalls(seconds: StepSeconds) -> Stalls | None:
-    """Stalls by the arm's own measure; None if it has too few steps to have one.
-
-    The quartile of a class does not change by a few steps that stalled, and the slowest class
-    decides, so that a long prompt among many steps of decoding is none.
-    """
-    if len(seconds.prompt) < ENOUGH:
-        # Prompts take longest, and the slowest class is not known.
-        return None
-    classes = (steps for steps in (seconds.prompt, seconds.other) if len(steps) >= ENOUGH)
-    slowest = max(float(np.quantile(steps, 0.75)) for steps in classes)
-    allowed = max(LEAST, FACTOR * slowest)
-    found = [*seconds.prompt, *seconds.other]
-    return Stalls(sum(step > allowed for step in found), allowed, max(found))
 
 
 @dataclass(slots=True)
@@ -405,15 +320,28 @@ class Tally:
     rows: list[SampleRow] = field(default_factory=list)
     results: list[GroupResult] = field(default_factory=list)
 
-    def add(self, rows: Sequence[SampleRow], result: GroupResult) -> None:
+    def add(self, rows: Iterable[SampleRow], result: GroupResult) -> None:
         """Add a round."""
         self.rows.extend(rows)
         self.results.append(replace(result, outcomes=()))
 
     @property
+    def failed(self) -> int:
+        """Requests without a result."""
+        return sum(row.error is not None for row in self.rows)
+
+    @property
     def busy(self) -> float:
         """Busy seconds of clean rounds, which are those with timings."""
         return sum((result.busy for result in self.results if result.clean), 0.0)
+
+    @property
+    def evicted(self) -> Counter[str]:
+        """How many blocks of `chunk` and `prefix` KV lost it."""
+        found = Counter[str]()
+        for result in self.results:
+            found.update(result.evicted)
+        return found
 
     @property
     def snapshots(self) -> list[Snapshot]:
@@ -431,46 +359,3 @@ class Tally:
             )
             clock += result.busy
         return found
-
-    @property
-    def moved(self) -> dict[str, tuple[int, int]]:
-        """Bytes (loaded, stored) by tier."""
-        found: dict[str, tuple[int, int]] = {}
-        for tier, (loaded, stored) in chain.from_iterable(r.moved.items() for r in self.results):
-            before = found.get(tier, (0, 0))
-            found[tier] = (before[0] + loaded, before[1] + stored)
-        return found
-
-    @property
-    def step_times(self) -> StepTimes:
-        """How long steps took, and what tiers took of them."""
-        return sum((result.step_times for result in self.results), StepTimes())
-
-    @property
-    def compiled(self) -> Counter[str]:
-        """How often each kernel was compiled."""
-        return Counter(chain.from_iterable(result.compiled for result in self.results))
-
-    @property
-    def evicted(self) -> Counter[str]:
-        """How many blocks of `chunk` and `prefix` KV lost it."""
-        found = Counter[str]()
-        for result in self.results:
-            found.update(result.evicted)
-        return found
-
-    @property
-    def stalls(self) -> Stalls | None:
-        """Steps that took too long, None if there are too few to tell."""
-        return find_stalls(step_seconds(result.snapshots for result in self.results))
-
-    @property
-    def counted(self) -> ServerCounts | None:
-        """What a remote server counted in all rounds; None unless it did so in each."""
-        known = [result.counted for result in self.results if result.counted is not None]
-        return sum(known[1:], known[0]) if known and len(known) == len(self.results) else None
-
-    @property
-    def failed(self) -> int:
-        """Requests without a result."""
-        return sum(row.error is not None for row in self.rows)

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from itertools import chain, pairwise
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -15,15 +17,12 @@ from picbench.store.records import (
     Outcome,
     SampleRow,
     ServerCounts,
-    Stalls,
     Tally,
+    sum_fields,
 )
 
 #: The arm that ratios are taken to.
 BASELINE = "full"
-
-#: Where an arm's numbers come from: an engine, or a model of one.
-Provenance = Literal["measured", "simulated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,15 @@ class MemorySummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Stalls:
+    """Steps of an arm that took longer than `allowed_s`: how many, and the longest of all steps."""
+
+    steps: int
+    allowed_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ArmSummary:
     """One arm; times in milliseconds, None if nothing could be measured.
 
@@ -166,7 +174,7 @@ class ArmSummary:
     memory: MemorySummary | None = None
     stalls: Stalls | None = None
     counted: ServerCounts | None = None
-    provenance: Provenance = "measured"
+    provenance: Literal["measured", "simulated"] = "measured"
 
     @property
     def reused_share(self) -> float | None:
@@ -189,60 +197,51 @@ def summarise(
     metric: str,
     meaningful: bool,
     objectives: Objectives | None = None,
+    engines: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, ArmSummary]:
-    """Summaries by arm."""
+    """Summaries by arm; `engines` say by arm whether their numbers are simulated."""
     full = tallies[BASELINE].rows if BASELINE in tallies else []
-    more: dict[str, Any] = {"metric": metric, "meaningful": meaningful, "objectives": objectives}
-    return {name: summarise_arm(tally, full, **more) for name, tally in tallies.items()}
-
-
-def summarise_arm(
-    tally: Tally,
-    full: Sequence[SampleRow],
-    *,
-    metric: str,
-    meaningful: bool,
-    objectives: Objectives | None = None,
-) -> ArmSummary:
-    """The summary of one arm; `full` are the rows of the arm that it is compared with."""
-    answered = [row for row in tally.rows if row.error is None]
-    timed = [row for row in answered if row.timed]
-    output = sum(row.output_tokens for row in timed)
-    tokens = sum_tokens(row.tokens for row in answered)
-    makespans = makespans_s(timed)
-    good = sum(objectives.met(row) for row in timed) if objectives else None
-    return ArmSummary(
-        requests=len(tally.rows),
-        failed=tally.failed,
-        ttft_ms=percentiles(row.ttft_ms for row in timed),
-        prefill_ms=percentiles(row.prefill_ms for row in timed),
-        e2e_ms=percentiles(row.e2e_ms for row in timed),
-        tpot_ms=mean(row.tpot_ms for row in timed),
-        throughput_tok_s=rate(output + sum(row.tokens.prompt for row in timed), tally.busy),
-        output_tok_s=rate(output, tally.busy),
-        busy_s=tally.busy,
-        ttft_vs_full=ttft_ratio(timed, full),
-        score=summarise_scores(answered, metric, meaningful=meaningful),
-        blocks=ledger.summarise(tally.snapshots),
-        tokens=tokens,
-        computed_tokens=computed_tokens(tokens),
-        output_tokens=sum(row.output_tokens for row in answered),
-        hits=sum_hits(row.hits for row in answered),
-        moved={tier: Moved(*pair) for tier, pair in tally.moved.items()},
-        step_times=tally.step_times,
-        compiled=dict(tally.compiled),
-        outcomes=count_outcomes(tally.rows),
-        stalls=tally.stalls,
-        counted=tally.counted,
-        makespan_s=mean(makespans),
-        late_ms=percentiles(row.late_ms for row in timed),
-        goodput_req_s=None if good is None else rate(good, sum(makespans) or tally.busy),
-    )
-
-
-def provenance_of(engine: Mapping[str, Any]) -> Provenance:
-    """Where an arm's numbers come from, by what its engine states."""
-    return "simulated" if engine.get("provenance") == "simulated" else "measured"
+    found = {}
+    for name, tally in tallies.items():
+        results = tally.results
+        answered = [row for row in tally.rows if row.error is None]
+        timed = [row for row in answered if row.timed]
+        output = sum(row.output_tokens for row in timed)
+        tokens = sum_tokens(row.tokens for row in answered)
+        makespans = _makespans_s(timed)
+        good = sum(objectives.met(row) for row in timed) if objectives else None
+        counted = [result.counted for result in results if result.counted is not None]
+        simulated = engines.get(name, {}).get("provenance") == "simulated"
+        found[name] = ArmSummary(
+            requests=len(tally.rows),
+            failed=tally.failed,
+            ttft_ms=percentiles(row.ttft_ms for row in timed),
+            prefill_ms=percentiles(row.prefill_ms for row in timed),
+            e2e_ms=percentiles(row.e2e_ms for row in timed),
+            tpot_ms=mean(row.tpot_ms for row in timed),
+            throughput_tok_s=_rate(output + sum(row.tokens.prompt for row in timed), tally.busy),
+            output_tok_s=_rate(output, tally.busy),
+            busy_s=tally.busy,
+            ttft_vs_full=ttft_ratio(timed, full),
+            score=summarise_scores(answered, metric, meaningful=meaningful),
+            blocks=ledger.summarise(tally.snapshots),
+            tokens=tokens,
+            computed_tokens=computed_tokens(tokens),
+            output_tokens=sum(row.output_tokens for row in answered),
+            hits=_sum_hits([row.hits for row in answered]),
+            moved=_sum_moved(result.moved for result in results),
+            step_times=sum((result.step_times for result in results), StepTimes()),
+            compiled=dict(Counter(chain.from_iterable(r.compiled for r in results))),
+            outcomes=count_outcomes(tally.rows),
+            stalls=find_stalls(*step_seconds(result.snapshots for result in results)),
+            # Of all rounds, or not known.
+            counted=sum(counted[1:], counted[0]) if 0 < len(counted) == len(results) else None,
+            makespan_s=mean(makespans),
+            late_ms=percentiles(row.late_ms for row in timed),
+            goodput_req_s=None if good is None else _rate(good, sum(makespans) or tally.busy),
+            provenance="simulated" if simulated else "measured",
+        )
+    return found
 
 
 def labels_of(arms: Mapping[str, ArmSummary]) -> dict[str, str]:
@@ -255,7 +254,6 @@ def summarise_memory(
     blocks: ledger.Occupancy, block_bytes: int | None, workers: Sequence[ledger.MemoryUse]
 ) -> MemorySummary:
     """An arm's memory in bytes, from its ledger and from what its workers held at the end."""
-
     counts = {f"{name}_bytes": count for name, count in asdict(blocks).items() if name != "pool"}
     sizes: dict[str, Any] = {
         name: None if block_bytes is None else round(count * block_bytes)
@@ -284,17 +282,23 @@ def count_outcomes(rows: Iterable[SampleRow]) -> dict[str, int]:
     return {outcome: found[outcome] for outcome in get_args(Outcome)}
 
 
-def sum_hits(hits: Iterable[Hits]) -> Hits:
-    """Blocks of several requests together, tier by tier."""
-    found = list(hits)
-    tiers = sum((Counter(h.tiers) for h in found), Counter[str]())
+def _sum_hits(hits: Sequence[Hits]) -> Hits:
+    tiers = sum((Counter(h.tiers) for h in hits), Counter[str]())
     kinds = ("chunk", "prefix", "copied")
-    counts: dict[str, Any] = {kind: sum(getattr(h, kind) for h in found) for kind in kinds}
+    counts: dict[str, Any] = {kind: sum(getattr(h, kind) for h in hits) for kind in kinds}
     return Hits(**counts, tiers=dict(tiers))
 
 
-def makespans_s(rows: Iterable[SampleRow]) -> list[float]:
-    """Seconds from the start to the last token of any row, by repeat; none in a closed loop."""
+def _sum_moved(rounds: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, Moved]:
+    found: dict[str, Moved] = {}
+    for tier, (loaded, stored) in chain.from_iterable(moved.items() for moved in rounds):
+        before = found.get(tier, Moved(0, 0))
+        found[tier] = Moved(before.loaded_bytes + loaded, before.stored_bytes + stored)
+    return found
+
+
+def _makespans_s(rows: Iterable[SampleRow]) -> list[float]:
+    """Seconds from the start to the last token, by repeat; none in a closed loop."""
     ends: dict[int, float] = {}
     for row in rows:
         if row.arrival_ms is not None and row.e2e_ms is not None:
@@ -314,8 +318,7 @@ def mean(values: Iterable[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def rate(count: int, seconds: float) -> float | None:
-    """Count per second; None if no time was measured."""
+def _rate(count: int, seconds: float) -> float | None:
     return count / seconds if seconds > 0 else None
 
 
@@ -331,16 +334,57 @@ def ttft_ratio(rows: Iterable[SampleRow], full: Iterable[SampleRow]) -> Ratio | 
 
 def sum_tokens(counts: Iterable[TokenCounts]) -> TokenCounts:
     """The sum, kind by kind; None of a kind that is not known of all."""
-    found = list(counts)
-    totals: dict[str, Any] = {}
-    for name in (kind.name for kind in fields(TokenCounts)):
-        column = [getattr(count, name) for count in found]
-        totals[name] = None if None in column else sum(column)
-    return TokenCounts(**totals)
+    return TokenCounts(**sum_fields([TokenCounts(), *counts]))
 
 
 def computed_tokens(counts: TokenCounts) -> int | None:
     """Prompt tokens that were not reused, and those of compiled chunks; None if that is unknown."""
-    if counts.reused is None:
+    reused = counts.reused
+    return None if reused is None else counts.prompt - reused + counts.compiled
+
+
+#: Kinds of slot that a step with prompt tokens adds.
+_PROMPT = ("chunk", "linked", "prompt", "private")
+
+#: A step may take this many times the upper quartile of its engine's slowest class of steps: within
+#: a class steps differ by how full they are, in prompts by less than a factor of ten.
+FACTOR = 10.0
+
+#: Nor is anything shorter a stall, in seconds: a step that waits for the operating system, for
+#: Python's garbage collector or for another process on the same cores takes that long.
+LEAST = 1.0
+
+#: Fewest steps of a class that have a quartile.
+ENOUGH = 8
+
+
+def step_seconds(batches: Iterable[Sequence[ledger.Snapshot]]) -> tuple[list[float], list[float]]:
+    """Seconds of steps while requests were running: those with prompt tokens, and all others.
+
+    A snapshot is taken when a step is scheduled. If it has more of a prompt than the one before,
+    the step computes prompt tokens. Time in which nothing was running is no step's.
+    """
+    prompt: list[float] = []
+    other: list[float] = []
+    for snapshots in batches:
+        before = dict.fromkeys(_PROMPT, 0.0)
+        for now, following in pairwise(snapshots):
+            grown = any(now.blocks[kind] > before[kind] for kind in _PROMPT)
+            if now.referenced > 0:
+                (prompt if grown else other).append(following.time - now.time)
+            before = {kind: now.blocks[kind] for kind in _PROMPT}
+    return prompt, other
+
+
+def find_stalls(prompt: Sequence[float], other: Sequence[float]) -> Stalls | None:
+    """Stalls by the arm's own measure; None if it has too few steps with prompts to have one.
+
+    The quartile of a class does not change by a few steps that stalled, and the slowest class
+    decides, so that a long prompt among many steps of decoding is none.
+    """
+    if len(prompt) < ENOUGH:
         return None
-    return counts.prompt - counts.reused + counts.compiled
+    classes = (steps for steps in (prompt, other) if len(steps) >= ENOUGH)
+    allowed = max(LEAST, FACTOR * max(float(np.quantile(steps, 0.75)) for steps in classes))
+    found = [*prompt, *other]
+    return Stalls(sum(step > allowed for step in found), allowed, max(found))

@@ -25,8 +25,7 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request
 from picbench.errors import ConfigError, IncomparableRuns, InvalidRun
 from picbench.run.job import find_unfinished
-from picbench.store import provenance
-from picbench.store import writer as batch_log
+from picbench.store import provenance, writer
 from picbench.store.reader import read_run
 from picbench.store.records import ArmBatch, GroupResult, SampleRow
 from picbench.store.writer import (
@@ -36,7 +35,6 @@ from picbench.store.writer import (
     MEMORY,
     SAMPLES,
     SUMMARY,
-    BatchLog,
     RunDirectory,
     hold,
 )
@@ -236,14 +234,14 @@ def test_requests_that_failed_fail_again(tmp_path: Path) -> None:
 def test_a_run_goes_on_after_an_error_of_the_system(
     whole: tuple[Path, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = BatchLog.append
+    append = RunDirectory.keep
 
-    def full_disk(log: BatchLog, batch: ArmBatch, rows: Sequence[SampleRow]) -> None:
+    def full_disk(log: RunDirectory, batch: ArmBatch, rows: Sequence[SampleRow]) -> None:
         if batch.round == 3:
             raise OSError(28, "No space left on device")
         append(log, batch, rows)
 
-    monkeypatch.setattr(BatchLog, "append", full_disk)
+    monkeypatch.setattr(RunDirectory, "keep", full_disk)
     with pytest.raises(OSError, match="No space left"):
         run_fakes(CachingHarness(), tmp_path / "run", *ARMS, concurrency=1)
     manifest = read_run(tmp_path / "run").manifest
@@ -260,7 +258,7 @@ def test_a_run_goes_on_after_a_full_disk(
     whole: tuple[Path, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: str
 ) -> None:
     """No file takes more than half of what is written; those of the run's end take nothing."""
-    append, appended = batch_log._append, list[str]()
+    append, appended = writer._append, list[str]()
 
     def fill(path: Path, lines: bytes, *, flush: bool) -> None:
         appended.append(path.name)
@@ -274,7 +272,7 @@ def test_a_run_goes_on_after_a_full_disk(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(batch_log, "_append", fill)
+    monkeypatch.setattr(writer, "_append", fill)
     with pytest.raises(OSError, match="No space left"):
         run_fakes(CachingHarness(), tmp_path / "run", *ARMS, concurrency=1)
     assert read_run(tmp_path / "run").manifest["status"] == "running", "as after a kill"

@@ -17,7 +17,7 @@ from picbench.run.result import print_result
 from picbench.run.session import make_manifest, make_summary
 from picbench.run.workload import load_workload
 from picbench.settings import parse_config
-from picbench.store.manifest import Attempt
+from picbench.store.writer import Attempt
 
 ROW = {
     "input": "Where?",

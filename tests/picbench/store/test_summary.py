@@ -1,35 +1,40 @@
-"""Aggregates against values worked out by hand, and their properties."""
+"""Aggregates against values worked out by hand, their properties, and steps that stalled."""
 
-import math
+from collections.abc import Iterable
 from dataclasses import astuple, replace
+from pathlib import Path
 
 import pytest
-from harness_fakes import make_snapshot
+from harness_fakes import Harness, make_sample, make_snapshot, run_fakes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.request import Hits, TokenCounts
 from picbench.run.result import moved_lines
+from picbench.store.reader import read_run
 from picbench.store.records import GroupResult, SampleRow, Tally
 from picbench.store.summary import (
+    ENOUGH,
+    FACTOR,
+    ArmSummary,
     Moved,
     Ratio,
+    Stalls,
+    find_stalls,
     mean,
     percentiles,
+    step_seconds,
     sum_tokens,
     summarise,
-    summarise_arm,
     ttft_ratio,
 )
+from picbench.tables.run import stalled
 
-TIMES = st.floats(0.01, 1e6)
 
-
-def row(
-    sample: str, ttft: float | None = 100.0, arm: str = "mepic", **changes: object
-) -> SampleRow:
+def row(sample: str, ttft: float | None = 100.0, **changes: object) -> SampleRow:
     made = SampleRow(
-        arm=arm,
+        arm="mepic",
         sample=sample,
         round=0,
         timed=True,
@@ -50,6 +55,10 @@ def failed(sample: str) -> SampleRow:
     return SampleRow(arm="mepic", sample=sample, round=0, timed=False, prompt_sha256="", error="no")
 
 
+def summary_of(tally: Tally) -> ArmSummary:
+    return summarise({"mepic": tally}, metric="f1", meaningful=True)["mepic"]
+
+
 def test_percentiles_interpolate_between_neighbours() -> None:
     found = percentiles([10.0, 20.0, 30.0, 40.0, 50.0])
     assert found is not None
@@ -66,6 +75,9 @@ def test_ratio_is_geometric_and_paired() -> None:
     assert astuple(ratio) == pytest.approx((1.0, 2))
     assert ttft_ratio(arm, [row("x")]) is None
     assert ttft_ratio([row("a")], [row("a", timed=False)]) is None
+    tallies = {"full": Tally(rows=full), "mepic": Tally(rows=[row("a")])}
+    arms = summarise(tallies, metric="f1", meaningful=True)
+    assert arms["full"].ttft_vs_full == Ratio(1.0, 3)
 
 
 def test_an_arm_by_hand() -> None:
@@ -75,7 +87,7 @@ def test_an_arm_by_hand() -> None:
         GroupResult((), busy=2.0, snapshots=(make_snapshot(0, 0.0, 10), make_snapshot(1, 1.5, 30))),
     )
     tally.add([failed("c")], GroupResult((), busy=5.0, clean=False))
-    arm = summarise_arm(tally, [], metric="f1", meaningful=True)
+    arm = summary_of(tally)
     assert (arm.requests, arm.failed) == (3, 1)
     assert arm.ttft_ms is not None
     assert arm.ttft_ms.p50 == 200.0
@@ -96,7 +108,7 @@ def test_tiers_add_up_over_requests_and_rounds() -> None:
         hits = Hits(copied=4, tiers=tiers)
         tally.add([row(name, hits=hits)], GroupResult((), busy=1.0, moved={"host": (100, 10)}))
     tally.add([failed("c")], GroupResult((), busy=1.0, clean=False, moved={"disk": (0, 7)}))
-    arm = summarise_arm(tally, [], metric="f1", meaningful=True)
+    arm = summary_of(tally)
     assert arm.hits == Hits(copied=8, tiers={"host": 4, "disk": 2})
     assert arm.moved == {"host": Moved(200, 20), "disk": Moved(0, 7)}
     (line,) = moved_lines({"epic:k=16": arm, "full": replace(arm, moved={"host": Moved(0, 0)})})
@@ -104,29 +116,20 @@ def test_tiers_add_up_over_requests_and_rounds() -> None:
 
 
 def test_an_arm_without_any_answer_has_no_numbers() -> None:
-    tally = Tally()
-    tally.add([failed("a")], GroupResult((), busy=0.0, clean=False))
-    arm = summarise_arm(tally, [], metric="f1", meaningful=True)
+    arm = summary_of(Tally([failed("a")], [GroupResult((), busy=0.0, clean=False)]))
     assert (arm.ttft_ms, arm.throughput_tok_s, arm.score.mean) == (None, None, None)
-
-
-def test_full_compares_with_itself_as_one() -> None:
-    tallies = {"full": Tally(rows=[row("a"), row("b", 7.0)]), "mepic": Tally(rows=[row("a")])}
-    arms = summarise(tallies, metric="f1", meaningful=True)
-    assert arms["full"].ttft_vs_full == Ratio(1.0, 2)
 
 
 def test_rounds_are_joined_without_the_time_of_other_arms() -> None:
     tally = Tally()
     first = (make_snapshot(0, 0.0, 10), make_snapshot(1, 1.0, 20))
-    second = (make_snapshot(0, 0.0, 40),)
     tally.add([], GroupResult((), busy=3.0, snapshots=first))
-    tally.add([], GroupResult((), busy=1.0, snapshots=second))
+    tally.add([], GroupResult((), busy=1.0, snapshots=(make_snapshot(0, 0.0, 40),)))
     assert [(s.step, s.time) for s in tally.snapshots] == [(0, 0.0), (1, 1.0), (2, 3.0)]
     assert tally.busy == 4.0
 
 
-@given(st.lists(TIMES, min_size=1, max_size=20), st.floats(0.1, 10))
+@given(st.lists(st.floats(0.01, 1e6), min_size=1, max_size=20), st.floats(0.1, 10))
 def test_ratio_of_a_slowdown_is_the_slowdown_and_inverts(times: list[float], factor: float) -> None:
     full = [row(str(i), time) for i, time in enumerate(times)]
     slow = [row(str(i), time * factor) for i, time in enumerate(times)]
@@ -134,10 +137,56 @@ def test_ratio_of_a_slowdown_is_the_slowdown_and_inverts(times: list[float], fac
     assert there is not None
     assert back is not None
     assert there.geomean == pytest.approx(factor)
-    assert math.isclose(there.geomean * back.geomean, 1.0)
+    assert there.geomean * back.geomean == pytest.approx(1.0)
 
 
 @given(st.lists(st.builds(TokenCounts, *[st.integers(0, 1000)] * 5)), st.integers(0, 20))
 def test_token_sums_do_not_depend_on_grouping(counts: list[TokenCounts], cut: int) -> None:
     parts = [sum_tokens(counts[:cut]), sum_tokens(counts[cut:])]
     assert sum_tokens(parts) == sum_tokens(counts)
+
+
+def snapshots(steps: Iterable[tuple[float, float, float]]) -> list[Snapshot]:
+    """Snapshots with (time, prompt blocks, decode blocks)."""
+    found = []
+    for number, (time, prompt, decode) in enumerate(steps):
+        blocks = dict.fromkeys(KINDS, 0.0) | {"prompt": prompt, "decode": decode}
+        found.append(Snapshot(number, time, 100, blocks | {"free": 100 - prompt - decode}))
+    return found
+
+
+def test_steps_are_told_apart_by_what_they_add() -> None:
+    steps = [(0, 10, 0), (1, 20, 0), (3, 20, 1), (3.5, 20, 1), (4, 0, 0), (9, 5, 0), (10, 0, 0)]
+    # From 4 to 9 nothing was running.
+    assert step_seconds([snapshots(steps)]) == ([1, 2, 1], [0.5, 0.5])
+    assert step_seconds([snapshots(steps), snapshots(steps[:2])])[0] == [1, 2, 1, 1]
+    assert step_seconds([]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "other", "stalls"),
+    [
+        ([0.5] * ENOUGH, [0.02] * 300, Stalls(0, FACTOR * 0.5, 0.5)),
+        ([0.5] * ENOUGH, [0.02] * 300 + [30.0], Stalls(1, FACTOR * 0.5, 30.0)),
+        # A long prompt among steps of decoding.
+        ([3.0] * ENOUGH, [0.001] * 10_000, Stalls(0, FACTOR * 3.0, 3.0)),
+        # A pause of less than a second.
+        ([0.001] * ENOUGH, [0.9], Stalls(0, 1.0, 0.9)),
+        # Too few prompts tell nothing.
+        ([0.1] * (ENOUGH - 1), [99.0] * 100, None),
+    ],
+)
+def test_a_step_out_of_proportion_is_a_stall(
+    prompt: list[float], other: list[float], stalls: Stalls | None
+) -> None:
+    assert find_stalls(prompt, other) == stalls
+
+
+def test_a_stalled_arm_is_named_below_the_table(tmp_path: Path) -> None:
+    run_fakes(Harness([make_sample(0)]), tmp_path, "full", "mepic")
+    arms = read_run(tmp_path).summary
+    assert [*stalled(arms)] == []
+    found = {**arms, "mepic": replace(arms["mepic"], stalls=Stalls(1, 5.0, 30.0))}
+    assert [*stalled(found)] == [
+        "mepic: stalled in 1 steps, the longest of 30.0 s; its own slowest steps allow 5.0 s"
+    ]

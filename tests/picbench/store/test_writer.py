@@ -1,22 +1,25 @@
-"""The run directory survives what can happen to it."""
+"""The run directory survives what can happen to it; what is in it keeps to published schemas."""
 
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from full_disk import largest_file
-from harness_fakes import make_sample, make_snapshot
+from harness_fakes import REFUSED, Harness, make_sample, make_snapshot, run_fakes
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import KINDS
 from picbench.errors import ConfigError
-from picbench.store.reader import read_series
+from picbench.store import writer
+from picbench.store.reader import read_series, read_workload
 from picbench.store.records import ArmBatch, Failure, Grader, GroupResult, SampleRow, to_rows
 from picbench.store.writer import (
     BATCHES,
@@ -24,19 +27,22 @@ from picbench.store.writer import (
     MANIFEST,
     MEMORY,
     SAMPLES,
+    SCHEMA,
     SUMMARY,
     WORKLOAD,
-    BatchLog,
     RunDirectory,
     TextSegment,
-    committed_rows,
     cut,
+    json_schemas,
     read_batches,
-    read_workload,
-    write_workload,
+    schema_name,
 )
 from picbench.workloads.facts import chunk_id, chunk_sets
 from picbench.workloads.sample import Sample, SampleSegment
+
+PUBLISHED = Path(__file__).parents[3] / "docs" / "schema"
+GOLDEN = Path(__file__).parent / "golden" / str(SCHEMA)
+FILES = tuple(json_schemas())
 
 
 @pytest.fixture
@@ -44,21 +50,16 @@ def directory(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path / "run")
 
 
-def test_memory_has_a_column_for_every_kind(directory: RunDirectory) -> None:
-    directory.write_memory({"full": [make_snapshot(0, 0.0, 3)], "mepic": []})
-    table = pq.read_table(directory.path / "memory.parquet")
-    assert table.column_names == ["arm", "step", "time", "pool", *KINDS]
-    (only,) = table.to_pylist()
-    assert sum(only[kind] for kind in KINDS) == only["pool"] == 100
-
-
 def test_memory_is_replaced_whole_or_not_at_all(directory: RunDirectory) -> None:
-    directory.write_memory({"full": [make_snapshot(0, 0.0, 3)]})
+    directory.write_memory({"full": [make_snapshot(0, 0.0, 3)], "mepic": []})
     torn = replace(make_snapshot(1, 0.5, 4), blocks={})
     with pytest.raises(KeyError):
         directory.write_memory({"full": [make_snapshot(0, 0.0, 5)], "mepic": [torn]})
-    (only,) = pq.read_table(directory.path / "memory.parquet").to_pylist()
+    table = pq.read_table(directory.path / MEMORY)
+    assert table.column_names == ["arm", "step", "time", "pool", *KINDS]
+    (only,) = table.to_pylist()
     assert (only["arm"], only["prompt"]) == ("full", 3)
+    assert sum(only[kind] for kind in KINDS) == only["pool"] == 100
 
 
 @pytest.mark.parametrize("name", [MANIFEST, MEMORY, SUMMARY, WORKLOAD, SAMPLES])
@@ -68,9 +69,9 @@ def test_a_file_that_does_not_fit_is_named_and_leaves_nothing(
     samples = [make_sample(n) for n in range(9)]
     row = SampleRow(arm="a", sample="b", round=0, timed=True, prompt_sha256="0", text="c" * 1000)
     write = {
-        MANIFEST: lambda: directory.write_manifest({"a": "b" * 1000}),
+        MANIFEST: lambda: directory.write(MANIFEST, {"a": "b" * 1000}),
         MEMORY: lambda: directory.write_memory({"full": [make_snapshot(0, 0.0, 3)]}),
-        SUMMARY: lambda: directory.write_summary({"a": "b" * 1000}),
+        SUMMARY: lambda: directory.write(SUMMARY, {"a": "b" * 1000}),
         WORKLOAD: lambda: directory.write_workload(samples, chunk_sets(samples)),
         SAMPLES: lambda: directory.append([row]),
     }[name]
@@ -110,11 +111,9 @@ def test_a_ledger_is_kept_in_a_folder_of_any_name(tmp_path: Path) -> None:
 
 
 SAMPLES_OF_RUN = [make_sample(n) for n in range(6)]
-SETS = chunk_sets(SAMPLES_OF_RUN)
 
 
 def batch(number: int, size: int = 2) -> ArmBatch:
-    group = SAMPLES_OF_RUN[: size + 1][:size]
     result = GroupResult(
         outcomes=(Failure("no \ud800 text\u2028"),) * size,
         busy=0.1 + number,
@@ -124,18 +123,19 @@ def batch(number: int, size: int = 2) -> ArmBatch:
         step_times=StepTimes(1 / 3, 1e-9),
         compiled=("a.b", "a.b"),
     )
-    return ArmBatch(number, "mepic", group, result, lost="gone" if number == 2 else None)
+    lost = "gone" if number == 2 else None
+    return ArmBatch(number, "mepic", SAMPLES_OF_RUN[:size], result, lost=lost)
 
 
 def rows_of(one: ArmBatch) -> list[SampleRow]:
-    return to_rows(one, Grader(lambda reply, answers: 0.1), SETS)
+    return to_rows(one, Grader(lambda reply, answers: 0.1), chunk_sets(SAMPLES_OF_RUN))
 
 
 def write(folder: Path, *sizes: int) -> list[ArmBatch]:
     batches = [batch(number, size) for number, size in enumerate(sizes)]
-    log = BatchLog(folder)
+    directory = RunDirectory(folder)
     for one in batches:
-        log.append(one, rows_of(one))
+        directory.keep(one, rows_of(one))
     return batches
 
 
@@ -146,14 +146,6 @@ def test_batches_come_back_as_they_were(tmp_path: Path) -> None:
         assert stored.result == replace(one.result, outcomes=())
         assert (stored.line.round, stored.line.arm) == (one.round, one.arm)
         assert stored.line.lost == one.lost
-    assert committed_rows(tmp_path) == 6
-
-
-def test_nothing_is_read_where_nothing_was_written(tmp_path: Path) -> None:
-    assert read_batches(tmp_path) == []
-    assert committed_rows(tmp_path) is None
-    cut(tmp_path, [])
-    assert list(tmp_path.iterdir()) == []
 
 
 @given(st.sampled_from([SAMPLES, LEDGER, BATCHES]), st.floats(0, 1))
@@ -162,6 +154,7 @@ def test_whatever_a_file_lost_the_batches_before_it_are_whole(
 ) -> None:
     """As after a machine stopped, with some files flushed and others not."""
     folder = tmp_path_factory.mktemp("run")
+    assert read_batches(folder) == []
     written = write(folder, 1, 2, 1)
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[: int(share * len(content))])
@@ -186,10 +179,11 @@ def test_files_are_flushed_once_a_second(tmp_path: Path, monkeypatch: pytest.Mon
     flushed: list[int] = []
     monkeypatch.setattr(os, "fsync", flushed.append)
     times: Iterator[float] = iter([0.0, 0.4, 0.9, 1.1, 1.5, 2.2])
-    log = BatchLog(tmp_path, clock=lambda: next(times))
+    monkeypatch.setattr(writer, "monotonic", lambda: next(times))
+    directory = RunDirectory(tmp_path)
     counts = []
     for number in range(5):
-        log.append(batch(number), rows_of(batch(number)))
+        directory.keep(batch(number), rows_of(batch(number)))
         counts.append(len(flushed))
     assert counts == [0, 0, 3, 3, 6]
 
@@ -203,11 +197,6 @@ SEGMENTS = st.one_of(
 )
 
 
-def sent(path: Path, samples: list[Sample]) -> list[str]:
-    write_workload(path, samples, chunk_sets(samples))
-    return path.read_text("utf-8").splitlines()
-
-
 @given(st.lists(st.lists(SEGMENTS, max_size=4), min_size=1, max_size=4))
 def test_samples_come_back(
     tmp_path_factory: pytest.TempPathFactory, prompts: list[list[SampleSegment]]
@@ -216,9 +205,9 @@ def test_samples_come_back(
         Sample(f"s{n}", "musique", tuple(own), ("yes", "\ud800"), 9)
         for n, own in enumerate(prompts)
     ]
-    path = tmp_path_factory.mktemp("run") / "workload.jsonl"
-    write_workload(path, samples, chunk_sets(samples))
-    found = read_workload(path)
+    directory = RunDirectory(tmp_path_factory.mktemp("run"))
+    directory.write_workload(samples, chunk_sets(samples))
+    found = read_workload(directory.path / WORKLOAD)
     assert list(found) == [sample.id for sample in samples]
     for sample in samples:
         stored = found[sample.id]
@@ -230,11 +219,14 @@ def test_samples_come_back(
             assert kept.chunk == (chunk_id(segment) if segment.kind == "chunk" else None)
 
 
-def test_a_chunk_is_written_once_before_its_first_sample(tmp_path: Path) -> None:
+def test_a_chunk_is_written_once_before_its_first_sample(directory: RunDirectory) -> None:
     chunk, question = SampleSegment("chunk", "c", (1,)), SampleSegment("text", "q", (2, 3))
-    lines = sent(tmp_path / "w", [Sample(n, "d", (chunk, chunk, question), (), 1) for n in "ab"])
+    samples = [Sample(name, "d", (chunk, chunk, question), (), 1) for name in "ab"]
+    directory.write_workload(samples, chunk_sets(samples))
+    path = directory.path / WORKLOAD
+    lines = path.read_text("utf-8").splitlines()
     assert [next(iter(json.loads(line))) for line in lines] == ["chunk", "sample", "sample"]
-    found = read_workload(tmp_path / "w")["b"].segments
+    found = read_workload(path)["b"].segments
     assert found[2] == TextSegment(tokens=2, text="q")
     assert found[0] == found[1]
 
@@ -253,3 +245,43 @@ def test_other_contents_are_value_errors(tmp_path: Path, text: str) -> None:
     (tmp_path / "w").write_text(text)
     with pytest.raises(ValueError):
         read_workload(tmp_path / "w")
+
+
+def contents(path: Path) -> list[Any]:
+    """The file, or its lines."""
+    text = path.read_text("utf-8")
+    return [*map(json.loads, text.splitlines() if path.suffix == ".jsonl" else [text])]
+
+
+def complaints(folder: Path, file: str) -> list[str]:
+    validator = Draft202012Validator(json_schemas()[file])
+    found = (error for value in contents(folder / file) for error in validator.iter_errors(value))
+    return [f"{error.json_path}: {error.message}" for error in found]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_published_schemas_are_current(file: str) -> None:
+    published = json.loads((PUBLISHED / schema_name(file)).read_text("utf-8"))
+    assert published == json_schemas()[file], "run make schemas"
+    if file != LEDGER:
+        assert complaints(GOLDEN, file) == []
+
+
+@pytest.mark.parametrize("arrivals", [None, (0.0, 0.5, 1.0)])
+def test_what_a_run_writes_keeps_to_the_schemas(
+    tmp_path: Path, arrivals: tuple[float, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunDirectory, "compact", lambda _: None)
+    samples = [make_sample(n, first=REFUSED if n == 1 else 1) for n in range(3)]
+    folder = run_fakes(Harness(samples, arrivals=arrivals), tmp_path / "run", "full", "mepic")
+    assert {file: complaints(folder, file) for file in FILES} == {file: [] for file in FILES}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [({"colour": 1}, "colour"), ({"outcome": "lost"}, "lost"), ({"tokens": {}}, "prompt")],
+)
+def test_other_rows_do_not(change: dict[str, Any], complaint: str) -> None:
+    row = contents(GOLDEN / "samples.jsonl")[0]
+    validator = Draft202012Validator(json_schemas()["samples.jsonl"])
+    assert any(complaint in error.message for error in validator.iter_errors(row | change))
