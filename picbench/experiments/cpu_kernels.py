@@ -1,14 +1,9 @@
 """CPU attention of plain requests against that of stock vLLM.
 
 One measurement is a layer's whole attention path: new keys and values are stored, then all queries
-attend. Three implementations get the same numbers:
-
-    stock      vLLM's CPU backend: blocks of 32, keys rotated before they are stored
-    in_place   blocks of 16, keys rotated before they are stored (`rotated=True`)
-    unrotated  blocks of 16, keys stored without RoPE and rotated when they are read
-
-The layers of a case have caches of their own and are used in sequence, as a model does, so that
-decode does not read one small cache out of the L3.
+attend. Stock and picbench in place store rotated keys, picbench `unrotated` rotates them when they
+are read. The layers of a case have caches of their own and are used in sequence, as a model does,
+so that decode does not read one small cache out of the L3.
 """
 
 import math
@@ -20,23 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from picbench.experiments.kernels import (
-    Row,
-    host_ms,
-    interleave,
-    measure_cases,
-    paired,
-    run_facts,
-    spreads,
-)
-from picbench.experiments.scenes import (
-    Scene,
-    Slots,
-    draw,
-    relative_error,
-    require_right,
-    rope_table,
-)
+from picbench.experiments import kernels, scenes
+from picbench.experiments.scenes import Scene, Slots
 from picbench.kernels.cpu.attention import AttentionBatch, attend, store
 from picbench.kernels.cpu.scratch import Workspace
 from picbench.kernels.cuda.layout import key_value
@@ -48,9 +28,6 @@ from picbench.tables.page import page
 from picbench.tables.table import table
 
 _STOCK_BLOCK = 32
-_CACHE_BYTES = 64 << 20
-_SAMPLE_SECONDS = 0.004
-_PREPARED = 9
 _FACTS = ("cpu", "threads", "machine", "capability", "python", "torch", "vllm", "commit", "load")
 
 
@@ -68,24 +45,23 @@ class AttentionCase:
     def layers(self) -> int:
         """Layers needed to fill the caches of a processor, at most 16; prefill needs one."""
         shape = self.shape
-        if self.new > 1:
-            return 1
         layer = 2 * self.requests * self.context * shape.num_kv_heads * shape.head_size
-        return min(16, max(1, math.ceil(_CACHE_BYTES / (layer * shape.dtype.itemsize))))
+        filled = math.ceil((64 << 20) / (layer * shape.dtype.itemsize))
+        return 1 if self.new > 1 else min(16, filled)
 
-    def draw(self, seed: int) -> Scene:
-        """Requests whose keys are cached without RoPE, in the layout of a CPU's caches."""
+    def draw(self, seed: int) -> tuple[Scene, Tensor]:
+        """Requests whose keys are cached without RoPE, as a CPU's caches have them, and queries."""
         shape = self.shape
         kpos = torch.arange(self.context, dtype=torch.int32)
-        rope = rope_table(shape.head_size, self.context + BLOCK_SIZE, "cpu")
+        rope = scenes.rope_table(shape.head_size, self.context + BLOCK_SIZE, "cpu")
         rope = replace(rope, cos_sin_cache=rope.cos_sin_cache.to(shape.dtype))
         requests = [Slots(kpos, kpos, self.new)] * self.requests
-        return draw(requests, shape, rope, device="cpu", seed=seed, head_major=True)
+        scene = scenes.draw(requests, shape, rope, device="cpu", seed=seed, head_major=True)
+        return scene, scene.queries(self.requests * self.new, seed)
 
-    def describe(self) -> Row:
-        """For files."""
-        shape = asdict(self.shape) | {"dtype": str(self.shape.dtype).removeprefix("torch.")}
-        return {**asdict(self), "shape": shape, "layers": self.layers}
+
+#: What each layer of an implementation does in a step.
+Layers = Sequence[Callable[[], object]]
 
 
 def cases() -> Iterator[AttentionCase]:
@@ -101,58 +77,44 @@ def cases() -> Iterator[AttentionCase]:
                     yield AttentionCase("decode", shape, requests, 1, context)
 
 
-#: Writes keys and values [tokens, kv_heads, size] to flat slots of a cache.
-Write = Callable[[Tensor, Tensor, Tensor, Tensor], object]
+def layers_of(
+    case: AttentionCase,
+    scene: Scene,
+    table: Tensor,
+    block_size: int,
+    rotated: bool,
+    write: Callable[[Tensor, Tensor, Tensor, Tensor], object],
+    read: Callable[[Tensor], object],
+) -> Layers:
+    """The step of each layer, which has a cache of its own with what is there before.
 
-
-@dataclass(frozen=True, slots=True)
-class Implementation:
-    """How a layer is served, and what is prepared once for all layers.
-
-    Keys of the scene are stored with `write`, `rotated` or not, in blocks of `block_size` that
-    `table` names; `read` attends.
+    Keys and values [tokens, kv_heads, size] are stored with `write` in flat slots of a cache, keys
+    `rotated` or not, in blocks of `block_size` that `table` names; `read` attends.
     """
+    old, rope = case.context - case.new, scene.rope
+    slots = table.long().unsqueeze(-1) * block_size + torch.arange(block_size)
+    slots = slots.flatten(1)[:, : case.context].contiguous()
+    size = (int(table.max()) + 1, case.shape.num_kv_heads, block_size, 2 * case.shape.head_size)
+    caches = [torch.zeros(size, dtype=case.shape.dtype) for _ in range(case.layers)]
+    new: list[tuple[Tensor, ...]] = []
+    for row, own in zip(scene.table.long(), slots, strict=True):
+        halves = key_value(scene.kv_cache)
+        key, value = (half[row].flatten(0, 1)[: case.context] for half in halves)
+        if rotated:
+            key = rotate(key, rope.rows(torch.arange(case.context)), is_neox=rope.is_neox)
+        for cache in caches:
+            write(key[:old], value[:old], cache, own[:old])
+        new.append((key[old:], value[old:], own[old:]))
+    new_key, new_value, new_slots = (torch.cat(part) for part in zip(*new, strict=True))
 
-    table: Tensor
-    block_size: int
-    rotated: bool
-    write: Write
-    read: Callable[[Tensor], Tensor]
-    prepare: Callable[[], object]
+    def layer(cache: Tensor) -> None:
+        write(new_key, new_value, cache, new_slots)
+        read(cache)
 
-    def layers(self, case: AttentionCase, scene: Scene) -> list[Callable[[], Tensor]]:
-        """The step of each layer, which has a cache of its own with what is there before."""
-        old, rope = case.context - case.new, scene.rope
-        slots = slots_of(self.table, case.context, self.block_size)
-        size = (case.shape.num_kv_heads, self.block_size, 2 * case.shape.head_size)
-        blocks = int(self.table.max()) + 1
-        caches = [torch.zeros(blocks, *size, dtype=case.shape.dtype) for _ in range(case.layers)]
-        new: list[tuple[Tensor, ...]] = []
-        for row, own in zip(scene.table.long(), slots, strict=True):
-            key, value = (
-                half[row].flatten(0, 1)[: case.context] for half in key_value(scene.kv_cache)
-            )
-            if self.rotated:
-                key = rotate(key, rope.rows(torch.arange(case.context)), is_neox=rope.is_neox)
-            for cache in caches:
-                self.write(key[:old], value[:old], cache, own[:old])
-            new.append((key[old:], value[old:], own[old:]))
-        new_key, new_value, new_slots = (torch.cat(part) for part in zip(*new, strict=True))
-
-        def layer(cache: Tensor) -> Tensor:
-            self.write(new_key, new_value, cache, new_slots)
-            return self.read(cache)
-
-        return [partial(layer, cache) for cache in caches]
+    return [partial(layer, cache) for cache in caches]
 
 
-def slots_of(table: Tensor, length: int, block_size: int) -> Tensor:
-    """Flat slots [requests, length] of each request's tokens."""
-    inside = torch.arange(block_size)
-    return (table.long().unsqueeze(-1) * block_size + inside).flatten(1)[:, :length].contiguous()
-
-
-def stock_arm(case: AttentionCase, scene: Scene, query: Tensor) -> Implementation:
+def stock_layers(case: AttentionCase, scene: Scene, query: Tensor, out: Tensor) -> Layers:
     """vLLM's CPU attention backend, as v1/attention/backends/cpu_attn.py calls it."""
     from vllm import _custom_ops as ops
     from vllm import envs
@@ -164,24 +126,19 @@ def stock_arm(case: AttentionCase, scene: Scene, query: Tensor) -> Implementatio
     table = wide.flatten().argsort().argsort().view(wide.shape).int()
     lengths = torch.full((case.requests,), case.context, dtype=torch.int32)
     starts = torch.arange(case.requests + 1, dtype=torch.int32) * case.new
-    out = torch.empty_like(query)
-
-    def prepare() -> Tensor:
-        return ops.cpu_attn_get_scheduler_metadata(
-            num_reqs=case.requests,
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_size,
-            seq_lens=lengths,
-            dtype=shape.dtype,
-            query_start_loc=starts,
-            causal=True,
-            sliding_window_size=-1,
-            isa=isa,
-            enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
-        )
-
-    schedule = prepare()
+    schedule = ops.cpu_attn_get_scheduler_metadata(
+        num_reqs=case.requests,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_size,
+        seq_lens=lengths,
+        dtype=shape.dtype,
+        query_start_loc=starts,
+        causal=True,
+        sliding_window_size=-1,
+        isa=isa,
+        enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
+    )
 
     def halves(cache: Tensor) -> tuple[Tensor, Tensor]:
         blocks, heads, slots, _ = cache.shape
@@ -191,7 +148,7 @@ def stock_arm(case: AttentionCase, scene: Scene, query: Tensor) -> Implementatio
     def write(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
         ops.cpu_attn_reshape_and_cache(key, value, *halves(cache), slots, isa)
 
-    def read(cache: Tensor) -> Tensor:
+    def read(cache: Tensor) -> None:
         key, value = halves(cache)
         ops.cpu_attention_with_kv_cache(
             query=query,
@@ -209,43 +166,39 @@ def stock_arm(case: AttentionCase, scene: Scene, query: Tensor) -> Implementatio
             scheduler_metadata=schedule,
             s_aux=None,
         )
-        return out
 
-    return Implementation(table, _STOCK_BLOCK, True, write, read, prepare)
+    return layers_of(case, scene, table, _STOCK_BLOCK, True, write, read)
 
 
-def own_arm(case: AttentionCase, scene: Scene, query: Tensor, rotated: bool) -> Implementation:
+def own_layers(
+    case: AttentionCase, scene: Scene, query: Tensor, out: Tensor, rotated: bool
+) -> Layers:
     """picbench's attention of plain requests, keys cached with RoPE (`rotated`) or without."""
-    workspace, out = Workspace(), torch.empty_like(query)
+    batch = AttentionBatch.build(
+        query_start=[i * case.new for i in range(case.requests + 1)],
+        seq_lens=scene.lengths.tolist(),
+        block_table=scene.table,
+        kpos=[slots.kpos for slots in scene.requests],
+        qpos=torch.cat([slots.kpos[-case.new :] for slots in scene.requests]),
+        affine=[True] * case.requests,
+        rotated=[rotated] * case.requests,
+        rope=scene.rope,
+        shape=case.shape,
+        workspace=Workspace(),
+    )
 
-    def prepare() -> AttentionBatch:
-        return AttentionBatch.build(
-            query_start=[i * case.new for i in range(case.requests + 1)],
-            seq_lens=scene.lengths.tolist(),
-            block_table=scene.table,
-            kpos=[slots.kpos for slots in scene.requests],
-            qpos=torch.cat([slots.kpos[-case.new :] for slots in scene.requests]),
-            affine=[True] * case.requests,
-            rotated=[rotated] * case.requests,
-            rope=scene.rope,
-            shape=case.shape,
-            workspace=workspace,
-        )
+    def read(cache: Tensor) -> None:
+        attend(query, cache, batch, scene.scale, out)
 
-    batch = prepare()
-
-    def read(cache: Tensor) -> Tensor:
-        return attend(query, cache, batch, scene.scale, out)
-
-    return Implementation(scene.table, BLOCK_SIZE, rotated, store, read, prepare)
+    return layers_of(case, scene, scene.table, BLOCK_SIZE, rotated, store, read)
 
 
-def arms(case: AttentionCase, scene: Scene, query: Tensor) -> dict[str, Implementation]:
-    """The compared implementations by name."""
+def arms(case: AttentionCase, scene: Scene, query: Tensor, out: Tensor) -> dict[str, Layers]:
+    """The compared implementations by name; each fills `out`."""
     return {
-        "stock": stock_arm(case, scene, query),
-        "in_place": own_arm(case, scene, query, rotated=True),
-        "unrotated": own_arm(case, scene, query, rotated=False),
+        "stock": stock_layers(case, scene, query, out),
+        "in_place": own_layers(case, scene, query, out, rotated=True),
+        "unrotated": own_layers(case, scene, query, out, rotated=False),
     }
 
 
@@ -253,50 +206,42 @@ def verify(shape: HeadShape, seed: int) -> None:
     """Compare all arms with the reference on small cases; raises InvalidRun on a difference."""
     small = (("prefill", shape, 1, 70, 70), ("decode", shape, 3, 1, 75))
     for case in (AttentionCase(*values) for values in small):
-        scene = case.draw(seed)
-        query = scene.queries(case.requests * case.new, seed)
-        expected = [
-            scene.expected(index, own, scene.requests[index].kpos[-case.new :])
-            for index, own in enumerate(torch.split(query, case.new))
-        ]
-        for name, arm in arms(case, scene, query).items():
-            found = arm.layers(case, scene)[0]()
-            _require_close(f"{name} against the reference", case, found, torch.cat(expected))
+        scene, query = case.draw(seed)
+        out = torch.empty_like(query)
+        for name, layers in arms(case, scene, query, out).items():
+            scenes.check(f"{name} against the reference in {case}", scene, query, out, layers[0])
 
 
-def _require_close(what: str, case: AttentionCase, found: Tensor, expected: Tensor) -> None:
-    errors = [relative_error(found, expected.double())]
-    require_right(f"{what} in {case}", errors, case.shape.dtype)
-
-
-def measure(case: AttentionCase, settings: Kernels) -> Row:
+def measure(case: AttentionCase, settings: Kernels) -> kernels.Row:
     """Time all arms of a case; microseconds a layer, ratios to stock.
 
-    Stops after `rounds`, or after `seconds` once there are five.
+    Stops after `rounds`, or after `seconds` once there are five. Raises InvalidRun where an arm is
+    not as right as stock.
     """
-    seed = settings.seed
-    scene = case.draw(seed)
-    compared = arms(case, scene, scene.queries(case.requests * case.new, seed))
-    layers = {name: arm.layers(case, scene) for name, arm in compared.items()}
-    expected = layers["stock"][0]().clone()
+    scene, query = case.draw(settings.seed)
+    out = torch.empty_like(query)
+    layers = arms(case, scene, query, out)
+    layers["stock"][0]()
+    expected = out.double()
     for name, own in layers.items():
-        _require_close(f"{name} against stock", case, own[0](), expected)
+        out.fill_(math.nan)
+        own[0]()
+        error = scenes.relative_error(out, expected)
+        scenes.require_right(f"{name} against stock in {case}", [error], case.shape.dtype)
     samplers = {name: _sampler(own) for name, own in layers.items()}
-    samples = interleave(samplers, settings.rounds, seed, settings.seconds)
+    samples = kernels.interleave(samplers, settings.rounds, settings.seed, settings.seconds)
     stock = samples["stock"]
+    shape = asdict(case.shape) | {"dtype": str(case.shape.dtype).removeprefix("torch.")}
     return {
-        "case": case.describe(),
-        "layer_us": spreads(samples),
-        "paired_ratio": {name: paired(times, stock) for name, times in samples.items()},
+        "case": {**asdict(case), "shape": shape, "layers": case.layers},
+        "layer_us": kernels.spreads(samples),
+        "paired_ratio": {name: kernels.paired(times, stock) for name, times in samples.items()},
         "ratio_of_best": {name: min(times) / min(stock) for name, times in samples.items()},
-        "prepare_us": {
-            name: 1e3 * min(host_ms(arm.prepare, _PREPARED)) for name, arm in compared.items()
-        },
     }
 
 
-def _sampler(layers: Sequence[Callable[[], object]]) -> Callable[[], float]:
-    """Microseconds a layer, over as many passes as a sample takes."""
+def _sampler(layers: Layers) -> Callable[[], float]:
+    """Microseconds a layer, over as many passes as take 4 ms."""
 
     def sample(passes: int) -> float:
         begin = time.perf_counter()
@@ -305,48 +250,22 @@ def _sampler(layers: Sequence[Callable[[], object]]) -> Callable[[], float]:
                 layer()
         return (time.perf_counter() - begin) / (passes * len(layers)) * 1e6
 
-    seconds = sample(1) * len(layers) / 1e6
-    return partial(sample, max(1, math.ceil(_SAMPLE_SECONDS / seconds)))
+    return partial(sample, math.ceil(4000 / (sample(1) * len(layers))))
 
 
 def bench(settings: Kernels) -> Outcome:
     """Check and time all cases, or those of some `work`, at most `seconds` each.
 
-    Writes ``attention.json`` and ``attention.md`` and returns the table. Raises InvalidRun where an
-    output is wrong.
+    Writes ``attention.json`` and ``attention.md``. Raises InvalidRun where an output is wrong.
     """
     grid = [case for case in cases() if not settings.work or case.name in settings.work]
     for shape in dict.fromkeys(case.shape for case in grid):
         verify(shape, settings.seed)
-    facts = run_facts(settings, _FACTS, "cpu")
-    document: Row = {"schema": 1, "provenance": facts, "results": []}
-    chosen = (
-        (f"{number}/{len(grid)} {case.describe()}", partial(measure, case, settings))
-        for number, case in enumerate(grid, 1)
-    )
-    measure_cases(settings.output / "attention", document, "results", chosen, report)
-    return Outcome(results_table(document["results"]))
-
-
-def results_table(results: Sequence[Row]) -> str:
-    """The results in Markdown: ratios of the fastest runs, and paired medians."""
-    counts = ("requests", "new", "context")
-    head = ("heads", "type", "work", *counts, "stock us", "in place", "without RoPE")
-    rows = []
-    for result in results:
-        case, shape = result["case"], result["case"]["shape"]
-        heads = f"{shape['num_heads']}/{shape['num_kv_heads']}x{shape['head_size']}"
-        ratios = (_ratio(result, name) for name in ("in_place", "unrotated"))
-        stock = f"{result['layer_us']['stock']['best']:.0f}"
-        numbers = (str(case[name]) for name in counts)
-        rows.append([heads, shape["dtype"], case["name"], *numbers, stock, *ratios])
-    return table(head, rows)
-
-
-def _ratio(result: Row, arm: str) -> str:
-    rounds = result["paired_ratio"][arm]
-    spread = f"{rounds['median']:.2f}, {rounds['q25']:.2f}-{rounds['q75']:.2f}"
-    return f"{result['ratio_of_best'][arm]:.2f} ({spread})"
+    facts = kernels.run_facts(settings, _FACTS, "cpu")
+    document: kernels.Row = {"schema": 1, "provenance": facts, "results": []}
+    chosen = ((str(case), partial(measure, case, settings)) for case in grid)
+    base = settings.output / "attention"
+    return kernels.measure_cases(base, document, "results", chosen, report)
 
 
 _ABOUT = """\
@@ -360,7 +279,22 @@ serves plain requests in place; chunks are cached without RoPE, and so is everyt
 most {rounds} rounds, commit {commit:.12}."""
 
 
-def report(document: Row) -> str:
-    """The page, in Markdown: what was measured where, and the table."""
+def report(document: kernels.Row) -> str:
+    """The page, in Markdown: what was measured where; ratios of the fastest runs and in rounds."""
+    counts = ("requests", "new", "context")
+    head = ("heads", "type", "work", *counts, "stock us", "in place", "without RoPE")
+    rows = []
+    for result in document["results"]:
+        case, shape = result["case"], result["case"]["shape"]
+        heads = f"{shape['num_heads']}/{shape['num_kv_heads']}x{shape['head_size']}"
+        ratios = [
+            "{:.2f} ({median:.2f}, {q25:.2f}-{q75:.2f})".format(
+                result["ratio_of_best"][arm], **result["paired_ratio"][arm]
+            )
+            for arm in ("in_place", "unrotated")
+        ]
+        stock = f"{result['layer_us']['stock']['best']:.0f}"
+        numbers = (str(case[name]) for name in counts)
+        rows.append([heads, shape["dtype"], case["name"], *numbers, stock, *ratios])
     about = _ABOUT.format(**document["provenance"])
-    return page("CPU attention against stock vLLM", about, results_table(document["results"]))
+    return page("CPU attention against stock vLLM", about, table(head, rows))

@@ -1,8 +1,8 @@
 """The CUDA kernels on this machine's GPU, checked and timed beside FlashAttention-3.
 
 Cases that an earlier run with the same versions and commit has measured are kept, so that it can be
-interrupted. What the measurements of other kernels share is here, too: how implementations are
-timed in turn, and how case after case is written.
+interrupted. How implementations are timed in turn and case after case is written, which
+measurements of other kernels share, is here, too.
 """
 
 import json
@@ -11,42 +11,39 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from picbench.engines.vllm.device import CUDA, find
-from picbench.errors import ConfigError
-from picbench.experiments.per_chunk_flash import SegmentBatch, decode_segments, segments_of
-from picbench.experiments.scenes import (
-    Scene,
-    Slots,
-    decode_errors,
-    draw,
-    planned,
-    relative_error,
-    require_right,
-    rope_table,
-)
+from picbench.errors import ConfigError, EngineError
+from picbench.experiments import scenes
+from picbench.experiments.scenes import Scene, Slots, check, planned
 from picbench.kernels.cuda.decode.attention import DecodeBatch
 from picbench.kernels.cuda.decode.request_table import RequestTable
+from picbench.kernels.cuda.device import upload_all
 from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.cuda.merge import merge
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.cuda.workspace import CudaWorkspace
-from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.shape import HeadShape
 from picbench.run.measurements import DecodeShared, Kernels, Outcome
 from picbench.store import provenance
 from picbench.tables.page import Spread, page, save, update_summary
-from picbench.tables.table import NOTHING, table
+from picbench.tables.table import table
 
 #: Llama-3.1-8B's and Mistral-7B's heads.
 SHAPE = HeadShape(32, 8, 128, torch.bfloat16)
@@ -54,28 +51,17 @@ SHAPE = HeadShape(32, 8, 128, torch.bfloat16)
 #: What vLLM 0.32 uses under CUDA graphs (flash_attn_max_num_splits_for_cuda_graph).
 STOCK_SPLITS = 32
 
-#: The workspace that is measured with: 128 Ki tokens of 8 KV heads of 128 in two bytes.
-WORKSPACE_BYTES = 512 << 20
-
-#: Names in kernels.json: keys cached with RoPE or without, FlashAttention-3 once for each chunk.
-WITH_ROPE, WITHOUT_ROPE, PER_CHUNK = "turned", "unrotated", "parts"
-
 #: One layer's attention by some implementation.
 Attend = Callable[[], object]
 
 #: The figures of a case, as they are written.
 Row = dict[str, Any]
 
-# The ways in which link may be served, both timed where both can.
-_WAYS = ("in place", "copied")
-_SEGMENT_BLOCKS = 128
-_LINKED, _TEXT, _CHECKED = 16, 80, 48
-# How often a step is prepared to be timed. The order of keys, which a request needs once, is not
-# among what is timed.
-_PREPARED = 25
-_WARMUP, _FEWEST = 3, 5
-# Milliseconds of launches that a sample has at least.
-_SAMPLE_MS = 0.4
+# The workspace that is measured with: 128 Ki tokens of 8 KV heads of 128 in two bytes.
+_WORKSPACE_BYTES = 512 << 20
+# Implementations of decode by their names in kernels.json, and what they are called.
+_COMPARED = {"turned": "with RoPE", "unrotated": "without RoPE", "parts": "per chunk"}
+_LINKED, _TEXT = 16, 80
 
 
 def interleave(
@@ -89,7 +75,7 @@ def interleave(
     order, shuffler = list(samplers), random.Random(seed)
     deadline = time.monotonic() + seconds
     for number in range(rounds):
-        if number >= _FEWEST and time.monotonic() > deadline:
+        if number >= 5 and time.monotonic() > deadline:
             break
         shuffler.shuffle(order)
         for name in order:
@@ -112,7 +98,7 @@ def _replay_sampler(arm: Attend) -> Callable[[], float]:
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(_WARMUP):
+        for _ in range(3):
             arm()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
@@ -120,24 +106,25 @@ def _replay_sampler(arm: Attend) -> Callable[[], float]:
     with torch.cuda.graph(graph):
         arm()
     graph.replay()
-    repeats = max(1, round(_SAMPLE_MS / _elapsed(graph.replay, 1)))
+
+    def elapsed(repeats: int) -> float:
+        """From the device's reaching the first replay to the end of the last, for each."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(repeats):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / repeats
+
+    # A sample has at least 0.4 ms of launches.
+    repeats = max(1, round(0.4 / elapsed(1)))
 
     def sample() -> float:
-        _elapsed(graph.replay, repeats)
-        return _elapsed(graph.replay, repeats)
+        elapsed(repeats)
+        return elapsed(repeats)
 
     return sample
-
-
-def _elapsed(replay: Callable[[], None], repeats: int) -> float:
-    """Milliseconds of a replay: from the device's reaching the first to the end of the last."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
-    for _ in range(repeats):
-        replay()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / repeats
 
 
 def spreads(samples: Mapping[str, Sequence[float]]) -> dict[str, Row]:
@@ -145,28 +132,9 @@ def spreads(samples: Mapping[str, Sequence[float]]) -> dict[str, Row]:
     return {name: asdict(Spread.of(times)) for name, times in samples.items()}
 
 
-def paired(own: Sequence[float], base: Sequence[float]) -> Row:
+def paired(above: Sequence[float], below: Sequence[float]) -> Row:
     """The spread of the ratio of two arms' times, paired within a round."""
-    return asdict(Spread.of_ratios(own, base))
-
-
-def host_ms(prepare: Callable[[], object], repeats: int = _PREPARED) -> list[float]:
-    """Milliseconds for which the host works, repeat by repeat; a GPU is idle before each."""
-    times = []
-    for _ in range(repeats):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        prepare()
-        times.append(1e3 * (time.perf_counter() - began))
-    return times
-
-
-def check(what: str, scene: Scene, query: Tensor, out: Tensor, arm: Attend) -> float:
-    """The largest error of three requests' decode. Raises InvalidRun where it is too large."""
-    out.fill_(float("nan"))
-    arm()
-    return require_right(what, decode_errors(scene, query, out), scene.shape.dtype)
+    return asdict(Spread.of_ratios(above, below))
 
 
 def measure_cases(
@@ -175,13 +143,26 @@ def measure_cases(
     key: str,
     cases: Iterable[tuple[str, Callable[[], Row]]],
     report: Callable[[Row], str],
-) -> None:
-    """Measure case after case; after each write ``base.json``, its rows in `key`, and the page."""
+) -> Outcome:
+    """Measure case after case; after each write ``base.json``, its rows in `key`, and the page.
+
+    A row has the case's name unless it says more of it.
+    """
     for name, measure in cases:
         click.echo(name, err=True)
-        document[key].append(measure())
+        document[key].append({"case": name} | measure())
         torch.cuda.empty_cache()
         save(base, document, report(document))
+    return Outcome(report(document))
+
+
+def run_facts(
+    settings: Kernels | DecodeShared, names: Sequence[str] = provenance.GPU, device: str = "cuda"
+) -> Row:
+    """Where kernels are measured, with what, and what their inputs are."""
+    facts = provenance.facts(*names, device=device, commit=settings.commit)
+    facts |= {"rounds": settings.rounds, "seed": settings.seed}
+    return facts | {"weights": "none: random queries, keys and values"}
 
 
 def stock_arm(scene: Scene, query: Tensor, out: Tensor, new: int, splits: int = 0) -> Attend:
@@ -197,8 +178,7 @@ def stock_arm(scene: Scene, query: Tensor, out: Tensor, new: int, splits: int = 
         new,
         max(ends),
     ).scheduled(scene.shape, BLOCK_SIZE, splits)
-    key, value = key_value(scene.kv_cache)
-    return partial(runs.attend, query, key, value, scene.scale, out, splits)
+    return partial(runs.attend, query, *key_value(scene.kv_cache), scene.scale, out, splits)
 
 
 def own_batch(scene: Scene, *, unrotated: bool = False) -> DecodeBatch:
@@ -213,217 +193,220 @@ def own_batch(scene: Scene, *, unrotated: bool = False) -> DecodeBatch:
     return batch
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeCase:
-    """`requests` requests of `context` keys in chunks of about `chunk`, one query each."""
+def per_chunk_arm(scene: Scene, query: Tensor, out: Tensor, most: int = 128) -> Attend:
+    """FlashAttention-3 over a sequence for each segment of keys that share a RoPE shift.
 
-    requests: int
-    context: int
-    chunk: int
+    The query is copied once a segment and re-rotated by the opposite of the shift, and outputs are
+    merged by their log-sum-exps. Segments are whole blocks, at most `most`; the last may end early.
+    """
+    shape, rope, device = scene.shape, scene.rope, query.device
+    segments = [_segments(slots, most) for slots in scene.requests]
+    first, slots, shift = np.array(list(chain(*segments)), np.int32).T
+    counts = np.array([len(own) for own in segments], np.int32)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    blocks = first[:, None] + np.arange(-(-int(slots.max()) // BLOCK_SIZE))
+    blocks = blocks.clip(max=scene.table.shape[1] - 1)
+    given = [owners, shift, np.cumsum(counts) - counts, counts, slots, np.arange(len(first) + 1)]
+    owner, shifts, starts, parts, lengths, every, index = upload_all([*given, blocks], device)
+    table = scene.table[owner.long()[:, None], index.long()].contiguous()
+    runs = flash.Runs(every, lengths, table, 1, int(slots.max()))
+    runs = runs.scheduled(shape, BLOCK_SIZE, splits=1)
+    heads, size = shape.num_heads, shape.head_size
+    turned, found = torch.empty(2, len(first), heads, size, dtype=shape.dtype, device=device)
+    key, value = key_value(scene.kv_cache)
 
-    @property
-    def name(self) -> str:
-        """For files."""
-        return f"decode {self.requests} x {self.context} in {self.chunk}"
+    def attend() -> None:
+        queries = (query, owner, shifts, rope.cos_sin_cache, turned, query.stride(0), heads)
+        _rotate_queries[(len(first), heads)](
+            *queries, SIZE=size, ROTARY=rope.rotary_dim, num_warps=1
+        )
+        lse = runs.attend(turned, key, value, scene.scale, found, splits=1)
+        strides = (heads * size, lse.stride(1), lse.stride(0), out.stride(0), out.stride(1), 0)
+        merge[(len(query), heads)](
+            found, lse, starts, parts, out, *strides, HEAD=size, TILE=8, num_warps=1
+        )
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values that must be read."""
-        slot = 2 * SHAPE.num_kv_heads * SHAPE.head_size * SHAPE.dtype.itemsize
-        return self.requests * self.context * slot
-
-    def arms(self, seed: int) -> dict[str, Attend]:
-        """The compared implementations; raises InvalidRun if one is wrong.
-
-        Requests have chunks whose first blocks were recomputed, as mepic lays them out.
-        """
-        count = max(1, (self.context - 64) // self.chunk)
-        text = self.context - count * self.chunk
-        slots = planned([self.chunk] * count, linked=_LINKED, text=text)
-        rope = rope_table(SHAPE.head_size, self.context + 1, "cuda")
-        scene = draw([slots] * self.requests, SHAPE, rope, device="cuda", seed=seed)
-        bare = replace(scene, requests=(replace(slots, rope_shift=slots.kpos),) * self.requests)
-        query = scene.queries(self.requests, seed)
-        out = torch.empty_like(query)
-        given = (query, scene.kv_cache)
-        segments = segments_of(slots.kpos.numpy(), slots.rope_shift.numpy(), _SEGMENT_BLOCKS)
-        parts = SegmentBatch.build([segments] * self.requests, scene.table, SHAPE, rope)
-        own, unrotated = own_batch(scene), own_batch(bare, unrotated=True)
-        found: dict[str, Attend] = {
-            WITH_ROPE: partial(own.attend, *given, scene.scale, out),
-            WITHOUT_ROPE: partial(unrotated.attend, *given, scene.scale, out),
-            PER_CHUNK: partial(decode_segments, *given, parts, scene.scale, out),
-        }
-        for name, arm in found.items():
-            check(f"decode {name}", bare if name == WITHOUT_ROPE else scene, query, out, arm)
-        found["fa3"] = stock_arm(scene, query, out, 1, STOCK_SPLITS)
-        found["fa3_auto"] = stock_arm(scene, query, out, 1)
-        return found
-
-    def measure(self, rounds: int, seed: int) -> Row:
-        """Check and time; speeds relative to FlashAttention-3."""
-        samples = replayed(self.arms(seed), rounds, seed)
-        speeds = {name: paired(samples["fa3"], times) for name, times in samples.items()}
-        return {
-            "case": self.name,
-            "kind": "decode",
-            **asdict(self),
-            "bytes": self.nbytes,
-            "ms": spreads(samples),
-            "speed_vs_fa3": speeds,
-        }
+    return attend
 
 
-@dataclass(frozen=True, slots=True)
-class LinkCase:
-    """One request of `context` keys, `new` of which are computed in this step.
+def _segments(slots: Slots, most: int) -> list[tuple[int, int, int]]:
+    """First block, slots and shift of segments; EngineError where a hidden slot is not the last."""
+    empty = slots.blocks * BLOCK_SIZE - len(slots.kpos)
+    visible = pad(slots.kpos, (0, empty), value=GAP).view(-1, BLOCK_SIZE) != GAP
+    shifts = pad(slots.rope_shift, (0, empty)).view(-1, BLOCK_SIZE)[:, 0].tolist()
+    if (visible[:, 1:] > visible[:, :-1]).any():
+        raise EngineError("hidden slots precede visible ones in a block")
+    found: list[tuple[int, int, int]] = []
+    for block, count in enumerate(visible.sum(1).tolist()):
+        first, seen, shift = found[-1] if found else (0, -1, 0)
+        before = block - first
+        if shift == shifts[block] and seen == before * BLOCK_SIZE and before < most and count:
+            found[-1] = (first, seen + count, shift)
+        elif count:
+            found.append((block, count, shifts[block]))
+    return found
+
+
+@triton.jit
+def _rotate_queries(
+    query: tl.tensor,
+    owner: tl.tensor,
+    rope_shift: tl.tensor,
+    cos_sin: tl.tensor,
+    rotated: tl.tensor,
+    query_stride: tl.tensor,
+    heads: tl.tensor,
+    SIZE: tl.constexpr,
+    ROTARY: tl.constexpr,
+) -> None:
+    segment = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    half: tl.constexpr = ROTARY // 2
+    dim = tl.arange(0, SIZE)
+    rotates = dim < ROTARY
+    paired_dim = tl.where(dim < half, dim + half, tl.where(rotates, dim - half, dim))
+    shift = tl.load(rope_shift + segment)
+    at = query + tl.load(owner + segment).to(tl.int64) * query_stride + head * SIZE
+    own = tl.load(at + dim).to(tl.float32)
+    paired = tl.load(at + paired_dim).to(tl.float32) * tl.where(dim < half, 1.0, -1.0)
+    row = cos_sin + tl.abs(shift).to(tl.int64) * ROTARY + dim % half
+    cos = tl.load(row, mask=rotates, other=1.0).to(tl.float32)
+    sin = tl.load(row + half, mask=rotates, other=0.0).to(tl.float32)
+    sin = tl.where(shift < 0, -sin, sin)
+    result = own * cos + paired * sin
+    tl.store(rotated + (segment * heads + head) * SIZE + dim, result.to(rotated.dtype.element_ty))
+
+
+def measure_decode(requests: int, context: int, chunk: int, rounds: int, seed: int) -> Row:
+    """Check and time `requests` of `context` keys in chunks of about `chunk`, one query each.
+
+    First blocks of chunks were recomputed, as mepic lays them out. Raises InvalidRun if an
+    implementation is wrong.
+    """
+    count = max(1, (context - 64) // chunk)
+    slots = planned([chunk] * count, linked=_LINKED, text=context - count * chunk)
+    rope = scenes.rope_table(SHAPE.head_size, context + 1, "cuda")
+    scene = scenes.draw([slots] * requests, SHAPE, rope, device="cuda", seed=seed)
+    bare = replace(scene, requests=(replace(slots, rope_shift=slots.kpos),) * requests)
+    query = scene.queries(requests, seed)
+    out = torch.empty_like(query)
+    given = (query, scene.kv_cache, scene.scale)
+    own, unrotated = own_batch(scene), own_batch(bare, unrotated=True)
+    arms: dict[str, Attend] = {
+        "turned": partial(own.attend, *given, out),
+        "unrotated": partial(unrotated.attend, *given, out),
+        "parts": per_chunk_arm(scene, query, out),
+    }
+    for name, arm in arms.items():
+        check(f"decode {name}", bare if name == "unrotated" else scene, query, out, arm)
+    arms["fa3"] = stock_arm(scene, query, out, 1, STOCK_SPLITS)
+    samples = replayed(arms, rounds, seed)
+    slot_bytes = 2 * SHAPE.num_kv_heads * SHAPE.head_size * SHAPE.dtype.itemsize
+    return {
+        "kind": "decode",
+        "requests": requests,
+        "context": context,
+        "chunk": chunk,
+        "bytes": requests * context * slot_bytes,
+        "ms": spreads(samples),
+        "speed_vs_fa3": {name: paired(samples["fa3"], times) for name, times in samples.items()},
+    }
+
+
+def measure_link(form: str, new: int, context: int, rounds: int, seed: int) -> Row:
+    """Check and time one request of `context` keys, `new` of which are computed in this step.
 
     `form` is `runs` (blocks of 16 tokens at the head of each chunk, and a question) or `tail`
-    (all at the end).
+    (all at the end). Raises InvalidRun if the output is wrong.
     """
-
-    form: str
-    new: int
-    context: int
-
-    @property
-    def name(self) -> str:
-        """For files."""
-        return f"link {self.form} {self.new} over {self.context}"
-
-    @property
-    def slots(self) -> Slots:
-        """The request: chunks' first blocks and a question, or chunks and a tail."""
-        if self.form == "tail":
-            count, linked, text = max(1, (self.context - self.new) // 500), 0, self.new
-        else:
-            count = min((self.new - _TEXT) // _LINKED, (self.context - _TEXT) // 64)
-            linked, text = _LINKED, self.new - count * _LINKED
-        ends = [(self.context - text) * i // count for i in range(count + 1)]
-        chunks = [end - start for start, end in pairwise(ends)]
-        return planned(chunks, linked=linked, text=text)
-
-    def measure(self, rounds: int, seed: int) -> Row:
-        """Check and time; time relative to FlashAttention-3.
-
-        Beside what is served (`link`) are both ways where one can be chosen: with keys read in
-        place (`in place`), however many query tiles that takes, and with keys copied (`copied`).
-        Raises InvalidRun if an output is wrong.
-        """
-        slots = self.slots
-        rope = rope_table(SHAPE.head_size, self.context + 1, "cuda")
-        scene = draw([slots], SHAPE, rope, device="cuda", seed=seed)
-        query = scene.queries(slots.computed, seed)
-        out = torch.empty_like(query)
-        order = LogicalOrder.of(slots.kpos, slots.rope_shift)
-        request = LinkRequest(0, 0, slots.computed, order, slots.kpos[-slots.computed :])
-        workspace = CudaWorkspace(WORKSPACE_BYTES, "cuda")
-        build = partial(LinkBatch.build, [request], scene.table, rope, SHAPE, workspace)
-        ways: dict[str, dict[str, Any]] = {"link": {}}
-        if build(most_tiles=self.new).served_by == "paged":
-            ways |= {"in place": {"most_tiles": self.new}, "copied": {"copied": True}}
-        batches = {name: build(**options) for name, options in ways.items()}
-        arms: dict[str, Attend] = {
-            name: partial(link, query, scene.kv_cache, batch, scene.scale, out)
-            for name, batch in batches.items()
-        }
-        for arm in arms.values():
-            out.fill_(float("nan"))
-            arm()
-            self._check(scene, query, out)
-        arms["fa3"] = stock_arm(scene, query, out, len(query))
-        prepared = {name: host_ms(partial(build, **options)) for name, options in ways.items()}
-        samples = replayed(arms, rounds, seed)
-        return {
-            "case": self.name,
-            "kind": "link",
-            **asdict(self),
-            "served_by": batches["link"].served_by,
-            "ms": spreads(samples),
-            "prepare_ms": {name: statistics.median(times) for name, times in prepared.items()},
-            "time_vs_fa3": paired(samples["link"], samples["fa3"]),
-        }
-
-    def _check(self, scene: Scene, query: Tensor, out: Tensor) -> None:
-        some = torch.linspace(0, len(query) - 1, _CHECKED).long()
-        qpos = scene.requests[0].kpos[-len(query) :]
-        expected = scene.expected(0, query[some.to("cuda")], qpos[some])
-        errors = [relative_error(out[some.to("cuda")], expected)]
-        require_right(f"link of {self}", errors, SHAPE.dtype)
+    if form == "tail":
+        count, linked, text = max(1, (context - new) // 500), 0, new
+    else:
+        count = min((new - _TEXT) // _LINKED, (context - _TEXT) // 64)
+        linked, text = _LINKED, new - count * _LINKED
+    ends = [(context - text) * i // count for i in range(count + 1)]
+    slots = planned([end - start for start, end in pairwise(ends)], linked=linked, text=text)
+    rope = scenes.rope_table(SHAPE.head_size, context + 1, "cuda")
+    scene = scenes.draw([slots], SHAPE, rope, device="cuda", seed=seed)
+    query = scene.queries(slots.computed, seed)
+    out = torch.empty_like(query)
+    order = LogicalOrder.of(slots.kpos, slots.rope_shift)
+    request = LinkRequest(0, 0, slots.computed, order, slots.kpos[-slots.computed :])
+    workspace = CudaWorkspace(_WORKSPACE_BYTES, "cuda")
+    batch = LinkBatch.build([request], scene.table, rope, SHAPE, workspace)
+    own = partial(link, query, scene.kv_cache, batch, scene.scale, out)
+    check(f"link of {form} {new} over {context}", scene, query, out, own)
+    arms: dict[str, Attend] = {"link": own, "fa3": stock_arm(scene, query, out, len(query))}
+    samples = replayed(arms, rounds, seed)
+    return {
+        "kind": "link",
+        "form": form,
+        "new": new,
+        "context": context,
+        "served_by": batch.served_by,
+        "ms": spreads(samples),
+        "time_vs_fa3": paired(samples["link"], samples["fa3"]),
+    }
 
 
-def cases() -> Iterator[DecodeCase | LinkCase]:
-    """The grids of the targets and their surroundings.
+def cases(rounds: int, seed: int) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """The grids of the targets and their surroundings, by name.
 
     The first of link is a warm prompt of 64 chunks, the first block of each computed.
     """
     some = [*product((16, 64, 256), (8192, 16384, 32768)), (1, 32768), (1, 131072), (4, 32768)]
-    for requests, context in some:
-        yield DecodeCase(requests, context, 500)
-    yield DecodeCase(64, 32768, 150)
-    yield DecodeCase(64, 32768, 2000)
-    yield LinkCase("runs", 1100, 32768)
-    contexts = (16384, 32768, 65536, 131072)
-    for context, new, form in product(contexts, (256, 1024, 2048, 8192), ("runs", "tail")):
-        yield LinkCase(form, new, context)
+    for one in [*((*pair, 500) for pair in some), (64, 32768, 150), (64, 32768, 2000)]:
+        yield "decode {} x {} in {}".format(*one), partial(measure_decode, *one, rounds, seed)
+    grid = product((16384, 32768, 65536, 131072), (256, 1024, 2048, 8192), ("runs", "tail"))
+    for form, new, context in [("runs", 1100, 32768), *(one[::-1] for one in grid)]:
+        measured = partial(measure_link, form, new, context, rounds, seed)
+        yield f"link {form} {new} over {context}", measured
+
+
+def measure(settings: Kernels) -> Outcome:
+    """Measure on what vLLM serves here; on a GPU what was not measured before.
+
+    Writes kernels.json, kernels.md, and the kernels' figures of summary.json. Raises ConfigError
+    where another device is asked for and without FlashAttention-3, InvalidRun where an output is
+    wrong.
+    """
+    if find(settings.device) is not CUDA:
+        from picbench.experiments import cpu_kernels
+
+        torch.set_num_threads(settings.threads or torch.get_num_threads())
+        return cpu_kernels.bench(settings)
+    if not flash.covers(SHAPE):
+        raise ConfigError(
+            "the reference, FlashAttention-3, does not run here",
+            hint="install picbench[cuda] on a Hopper GPU",
+        )
+    facts = run_facts(settings) | {"workspace_bytes": _WORKSPACE_BYTES}
+    base, work = settings.output / "kernels", settings.work
+    path = base.with_suffix(".json")
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    results = kept["results"] if kept.get("provenance") == facts else []
+    known = {row["case"] for row in results}
+    left = (
+        (name, case)
+        for name, case in cases(settings.rounds, settings.seed)
+        if name not in known and (not work or name.split()[0] in work)
+    )
+    document = {"schema": 1, "provenance": facts, "results": results}
+    outcome = measure_cases(base, document, "results", left, report)
+    update_summary(settings.output, summarise(results))
+    return outcome
 
 
 def summarise(results: Sequence[Row]) -> dict[str, float]:
     """Medians over the target's cases: speed of decode, time of link, ours over the reference."""
     decoding = [
-        row["speed_vs_fa3"][WITH_ROPE]["median"]
+        row["speed_vs_fa3"]["turned"]["median"]
         for row in results
         if row["kind"] == "decode" and row["requests"] >= 16
     ]
     linking = [row["time_vs_fa3"]["median"] for row in results if row["kind"] == "link"]
     found = {"decode_vs_fa3": decoding, "link_vs_fa3": linking}
     return {name: statistics.median(values) for name, values in found.items() if values}
-
-
-def measure(settings: Kernels) -> Outcome:
-    """Measure on what vLLM serves here. Raises ConfigError where another device is asked for."""
-    if find(settings.device) is CUDA:
-        return bench(settings)
-    from picbench.experiments import cpu_kernels
-
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
-    return cpu_kernels.bench(settings)
-
-
-def bench(settings: Kernels) -> Outcome:
-    """Check and time what was not measured before, or of it only some `work`.
-
-    Writes kernels.json, kernels.md, and the kernels' figures of summary.json. Raises ConfigError
-    without FlashAttention-3, InvalidRun where an output is wrong.
-    """
-    if not flash.covers(SHAPE):
-        raise ConfigError(
-            "the reference, FlashAttention-3, does not run here",
-            hint="install picbench[cuda] on a Hopper GPU",
-        )
-    facts = run_facts(settings) | {"workspace_bytes": WORKSPACE_BYTES}
-    path = settings.output / "kernels.json"
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    results = kept["results"] if kept.get("provenance") == facts else []
-    known, work = {row["case"] for row in results}, settings.work
-    left = (
-        (case.name, partial(case.measure, settings.rounds, settings.seed))
-        for case in cases()
-        if case.name not in known and (not work or case.name.split()[0] in work)
-    )
-    document = {"schema": 1, "provenance": facts, "results": results}
-    measure_cases(path.with_suffix(""), document, "results", left, report)
-    update_summary(settings.output, summarise(results))
-    return Outcome(path.with_suffix(".md").read_text(encoding="utf-8"))
-
-
-def run_facts(
-    settings: Kernels | DecodeShared, names: Sequence[str] = provenance.GPU, device: str = "cuda"
-) -> Row:
-    """Where kernels are measured, with what, and what their inputs are."""
-    facts = provenance.facts(*names, device=device, commit=settings.commit)
-    facts |= {"rounds": settings.rounds, "seed": settings.seed}
-    return facts | {"weights": "none: random queries, keys and values"}
 
 
 _ABOUT = """\
@@ -434,16 +417,14 @@ measured kernel was checked on the measured inputs before: relative error agains
 
 {gpu}, driver {driver}, CUDA {cuda}, torch {torch}, Triton {triton}, vLLM {vllm} (FlashAttention-3),
 32 heads, 8 KV heads, head size 128, bfloat16, blocks of 16, seed {seed}, {rounds} rounds, commit
-{commit}."""
+{commit}.
 
-_ABOUT_DECODE = """\
 ## Decode
 
-Requests of chunks whose first blocks were recomputed; FlashAttention-3 reads as many keys of plain
-requests, with vLLM's settings under CUDA graphs. Speed against it: more is better. `with RoPE`:
-keys are cached as their chunk was compiled, and the query is re-rotated (served). `without RoPE`:
-keys are rotated when they are read. `per chunk`: FlashAttention-3 over a sequence for each chunk,
-outputs merged."""
+Speed against FlashAttention-3 over as many keys of plain requests, with vLLM's settings under CUDA
+graphs: more is better. `with RoPE`: keys are cached as their chunk was compiled, and the query is
+re-rotated (served). `without RoPE`: keys are rotated when they are read. `per chunk`:
+FlashAttention-3 over a sequence for each chunk, outputs merged."""
 
 _ABOUT_LINK = """\
 ## Link and prefill
@@ -452,51 +433,32 @@ Time of all that attention needs, copies of keys too, against FlashAttention-3 o
 with as many new tokens at its end: less is better. `runs`: blocks of 16 new tokens at the head of
 each chunk and a question; they see about half of the keys that a tail of as many tokens sees.
 `tail`: all new tokens at the end. Served by paged prefill in place, or over gathered keys by
-FlashAttention-3 (FA3) or our tiles. `in place` and `copied`: either way, whichever is served;
-`prepared` is the host's time for a step, before its first layer. Workspace: {workspace} MiB."""
+FlashAttention-3 (FA3) or our tiles. Workspace: {workspace} MiB."""
 
 
 def report(document: Row) -> str:
     """The page, in Markdown: what was measured where, and a table a kernel."""
-    run, results = document["provenance"], document["results"]
-    counts = ("requests", "context", "chunk")
-    ways = ("in place ms", "copied ms", "prepared in place ms", "prepared copied ms")
-    decoding = [
-        [
-            *(str(row[name]) for name in counts),
-            f"{row['ms']['fa3']['median']:.3f}",
-            f"{row['bytes'] / row['ms']['fa3']['median'] / 1e9:.2f}",
-            *(_spread(row["speed_vs_fa3"][arm]) for arm in (WITH_ROPE, WITHOUT_ROPE, PER_CHUNK)),
-        ]
-        for row in results
-        if row["kind"] == "decode"
-    ]
-    linking = [
-        [
-            *(str(row[name]) for name in ("form", "new", "context", "served_by")),
-            *(_ms(row["ms"][arm]["median"]) for arm in ("fa3", "link")),
-            _spread(row["time_vs_fa3"]),
-            *(_ms(row["ms"].get(arm, {}).get("median")) for arm in _WAYS),
-            *(_ms(row["prepare_ms"].get(arm)) for arm in _WAYS),
-        ]
-        for row in results
-        if row["kind"] == "link"
-    ]
-    decode_head = (*counts, "FA3 ms", "FA3 TB/s", "with RoPE", "without RoPE", "per chunk")
-    link_head = ("form", "new", "context", "served by", "FA3 ms", "ours ms", "ours / FA3", *ways)
+
+    def ratio(found: Mapping[str, float]) -> str:
+        return f"{found['median']:.2f} ({found['q25']:.2f}-{found['q75']:.2f})"
+
+    run, decoding, linking = document["provenance"], [], []
+    for row in document["results"]:
+        if row["kind"] == "decode":
+            case = (str(row[name]) for name in ("requests", "context", "chunk"))
+            stock = row["ms"]["fa3"]["median"]
+            speeds = (ratio(row["speed_vs_fa3"][arm]) for arm in _COMPARED)
+            decoding.append([*case, f"{stock:.3f}", f"{row['bytes'] / stock / 1e9:.2f}", *speeds])
+        elif row["kind"] == "link":
+            case = (str(row[name]) for name in ("form", "new", "context", "served_by"))
+            times = (f"{row['ms'][arm]['median']:.3f}" for arm in ("fa3", "link"))
+            linking.append([*case, *times, ratio(row["time_vs_fa3"])])
+    head = ("requests", "context", "chunk", "FA3 ms", "FA3 TB/s", *_COMPARED.values())
+    link_head = ("form", "new", "context", "served by", "FA3 ms", "ours ms", "ours / FA3")
     return page(
         "CUDA kernels against FlashAttention-3",
         _ABOUT.format(**run),
-        _ABOUT_DECODE,
-        table(decode_head, decoding),
+        table(head, decoding),
         _ABOUT_LINK.format(workspace=run["workspace_bytes"] >> 20),
         table(link_head, linking),
     )
-
-
-def _ms(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3f}"
-
-
-def _spread(ratio: Mapping[str, float]) -> str:
-    return f"{ratio['median']:.2f} ({ratio['q25']:.2f}-{ratio['q75']:.2f})"

@@ -1,11 +1,12 @@
 """Random requests over a paged cache, as algorithms lay them out, and what kernels must answer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from picbench.errors import InvalidRun
@@ -42,9 +43,9 @@ class Slots:
         return -(-len(self.kpos) // BLOCK_SIZE)
 
     @property
-    def own_blocks(self) -> int:
-        """Those among them that are not shared."""
-        return self.blocks - (len(self.chunk_shift) // BLOCK_SIZE if self.shared else 0)
+    def shared_blocks(self) -> int:
+        """How many of the blocks, the first ones, are shared."""
+        return len(self.chunk_shift) // BLOCK_SIZE if self.shared else 0
 
     @property
     def end(self) -> int:
@@ -66,25 +67,21 @@ def planned(
     Chunks were compiled after `anchor` tokens. Blocks without a visible slot are left out. Those of
     chunks with the same one of `numbers` are shared.
     """
-    kpos, shift, computed, start = [], [], [], 0
-    for length in chunks:
-        own = torch.arange(start, start + length, dtype=torch.int32)
-        computed.append(own[:linked])
-        canonical = torch.full((-(-length // BLOCK_SIZE) * BLOCK_SIZE,), GAP, dtype=torch.int32)
-        canonical[min(linked, length) : length] = own[linked:]
-        canonical = canonical[min(linked, length) // BLOCK_SIZE * BLOCK_SIZE :]
-        kpos.append(canonical)
-        shift.append(torch.full_like(canonical, start - anchor))
-        start += length
-    own = torch.cat([*computed, torch.arange(start, start + text, dtype=torch.int32)])
-    positions = torch.cat([*kpos, own])
-    chunk_shift = torch.cat([*shift, own[:0]])
-    rope_shift = torch.cat([chunk_shift, torch.zeros_like(own)])
+    every = torch.arange(sum(chunks) + text, dtype=torch.int32)
+    *spans, rest = torch.split(every, [*chunks, text])
     firsts = [min(linked, length) // BLOCK_SIZE for length in chunks]
+    kept, shifts = [], []
+    for own, first in zip(spans, firsts, strict=True):
+        gaps = min(linked, len(own)) - BLOCK_SIZE * first
+        canonical = pad(own[linked:], (gaps, -len(own) % BLOCK_SIZE), value=GAP)
+        kept.append(canonical)
+        shifts.append(torch.full_like(canonical, int(own[0]) - anchor))
+    computed = torch.cat([*(own[:linked] for own in spans), rest])
+    kpos = torch.cat([*kept, computed])
+    chunk_shift = torch.cat([*shifts, every[:0]])
+    rope_shift = kpos.clone() if unrotated else pad(chunk_shift, (0, len(computed)))
     shared = list(zip(numbers, firsts, strict=True)) if numbers else []
-    return Slots(
-        positions, positions.clone() if unrotated else rope_shift, len(own), shared, chunk_shift
-    )
+    return Slots(kpos, rope_shift, len(computed), shared, chunk_shift)
 
 
 def plain(length: int, new: int) -> Slots:
@@ -141,8 +138,7 @@ class Scene:
     def put(self, table: SharedRequestTable, rows: Sequence[int]) -> None:
         """Write the requests to these rows of the table, with the blocks that they share."""
         for row, slots, ids in zip(rows, self.requests, self.table.cpu().numpy(), strict=True):
-            shared = ids[: slots.blocks - slots.own_blocks]
-            canonical = CanonicalBlocks(shared, slots.chunk_shift.numpy())
+            canonical = CanonicalBlocks(ids[: slots.shared_blocks], slots.chunk_shift.numpy())
             table.put(row, slots.kpos, slots.rope_shift, canonical)
 
     def queries(self, count: int, seed: int = 1) -> Tensor:
@@ -154,17 +150,10 @@ class Scene:
 
     def expected(self, index: int, query: Tensor, qpos: Tensor) -> Tensor:
         """The reference's answer to queries of request `index`."""
-        request, device = self.requests[index], self.table.device
-        return attend_reference(
-            query,
-            self.kv_cache,
-            self.table[index],
-            request.kpos.to(device),
-            request.rope_shift.to(device),
-            qpos.to(device),
-            self.rope,
-            self.scale,
-        )
+        slots, device = self.requests[index], self.table.device
+        kpos, shift, at = slots.kpos.to(device), slots.rope_shift.to(device), qpos.to(device)
+        given = (query, self.kv_cache, self.table[index], kpos, shift, at)
+        return attend_reference(*given, self.rope, self.scale)
 
 
 def draw(
@@ -186,7 +175,7 @@ def draw(
     """
     generator = torch.Generator(device).manual_seed(seed)
     counts = [-(-length // BLOCK_SIZE) for length in chunks]
-    counts += [request.own_blocks for request in requests]
+    counts += [request.blocks - request.shared_blocks for request in requests]
     total = sum(counts) + 1
     order = torch.randperm(total, generator=generator, device=device).int()
     parts = torch.split(order, [*counts, 1])
@@ -200,18 +189,13 @@ def draw(
     memory = torch.empty(size, dtype=shape.dtype, device=device).normal_(generator=generator)
     kv_cache = memory if head_major else memory.transpose(1, 2)
     if poison:
-        _poison(kv_cache, requests, table)
+        hidden = torch.ones(total, BLOCK_SIZE, dtype=torch.bool, device=device)
+        for request, row in zip(requests, table, strict=True):
+            real = torch.nonzero(request.kpos != GAP).flatten().to(device)
+            hidden.view(-1)[flat_slots(row, real)] = False
+        for half in key_value(kv_cache):
+            half[hidden] = float("nan")
     return Scene(shape, rope, tuple(requests), table, kv_cache)
-
-
-def _poison(kv_cache: Tensor, requests: Sequence[Slots], table: Tensor) -> None:
-    hidden = torch.ones(kv_cache.shape[0] * BLOCK_SIZE, dtype=torch.bool, device=table.device)
-    for request, row in zip(requests, table, strict=True):
-        real = torch.nonzero(request.kpos != GAP).flatten().to(table.device)
-        hidden[flat_slots(row, real)] = False
-    slots = torch.nonzero(hidden).flatten()
-    for half in key_value(kv_cache):
-        half[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = float("nan")
 
 
 def rope_table(
@@ -242,11 +226,21 @@ def require_right(what: str, errors: Sequence[float], dtype: torch.dtype) -> flo
     return error
 
 
-def decode_errors(scene: Scene, query: Tensor, out: Tensor) -> list[float]:
-    """Relative errors of what the first, a middle and the last request got from decode."""
-    errors = []
-    for index in sorted({0, len(query) // 2, len(query) - 1}):
-        own = slice(index, index + 1)
-        end = torch.tensor([scene.requests[index].end], dtype=torch.int32)
-        errors.append(relative_error(out[own], scene.expected(index, query[own], end)))
-    return errors
+def check(
+    what: str, scene: Scene, query: Tensor, out: Tensor, attend: Callable[[], object]
+) -> float:
+    """The largest error of what the first, a middle and the last request get, each in some queries.
+
+    `attend` fills `out` with the answers to `query`, the last ones of each request, equally many.
+    Raises InvalidRun where an error is too large.
+    """
+    out.fill_(float("nan"))
+    attend()
+    errors, count = [], len(scene.requests)
+    new = len(query) // count
+    some = torch.linspace(0, new - 1, min(new, 72)).long()
+    for index in sorted({0, count // 2, count - 1}):
+        at = (index * new + some).to(query.device)
+        qpos = scene.requests[index].kpos[-new:][some]
+        errors.append(relative_error(out[at], scene.expected(index, query[at], qpos)))
+    return require_right(what, errors, scene.shape.dtype)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from picbench.errors import InvalidRun
-from picbench.experiments import kernels, shared_kernels
-from picbench.experiments.scenes import decode_errors, draw, plain, require_right, rope_table
+from picbench.experiments import cpu_kernels, kernels, shared_kernels
+from picbench.experiments.scenes import check, draw, plain, require_right, rope_table
 from picbench.kernels.cuda.decode.shared.sharing_costs import (
     SharedReads,
     SharingCosts,
@@ -18,57 +18,78 @@ from picbench.kernels.cuda.decode.shared.sharing_costs import (
     shared_ms,
 )
 from picbench.kernels.shape import HeadShape
+from picbench.run.measurements import Kernels
 
 NAN = float("nan")
 
 
-def test_the_largest_error_is_returned() -> None:
-    assert require_right("decode", [1e-3, 2e-3, 0.0], torch.bfloat16) == pytest.approx(2e-3)
-
-
-@pytest.mark.parametrize("errors", [[0.0, 0.02], [NAN, 0.0], [0.0, NAN]], ids=str)
+@pytest.mark.parametrize("errors", [[0.0, 0.02], [NAN, 0.0], [0.0, NAN], [1e-2 + 1e-3]], ids=str)
 def test_one_that_is_too_large_or_no_number_is_refused(errors: list[float]) -> None:
     with pytest.raises(InvalidRun, match="decode of it: relative error") as refused:
         require_right("decode of it", errors, torch.bfloat16)
     assert "nothing was timed" in refused.value.hint
-
-
-def test_a_type_has_a_tolerance_of_its_own() -> None:
+    assert require_right("decode", [1e-3, 2e-3, 0.0], torch.bfloat16) == pytest.approx(2e-3)
     with pytest.raises(InvalidRun):
         require_right("decode", [1e-3], torch.float32)
 
 
-def test_requests_at_both_ends_and_in_the_middle_are_compared() -> None:
+@pytest.mark.parametrize("new", [1, 4])
+def test_requests_at_both_ends_and_in_the_middle_are_compared(new: int) -> None:
     shape = HeadShape(4, 2, 32, torch.float32)
-    requests = [plain(20, 1)] * 5
-    scene = draw(requests, shape, rope_table(32, 64, "cpu"), device="cpu")
-    query = scene.queries(5)
-    ends = torch.tensor([19], dtype=torch.int32)
-    right = torch.cat([scene.expected(i, query[i : i + 1], ends) for i in range(5)])
-    assert decode_errors(scene, query, right) == [0.0, 0.0, 0.0]
-    right[1] = right[3] = NAN
-    assert decode_errors(scene, query, right) == [0.0, 0.0, 0.0]
-    right[4] = 0.0
-    assert decode_errors(scene, query, right) == [0.0, 0.0, 1.0]
+    scene = draw([plain(20, new)] * 5, shape, rope_table(32, 64, "cpu"), device="cpu")
+    query = scene.queries(5 * new)
+    ends = torch.arange(20 - new, 20, dtype=torch.int32)
+    right = torch.cat([scene.expected(i, own, ends) for i, own in enumerate(query.split(new))])
+    out = torch.empty_like(query)
+
+    def checked() -> float:
+        return check("it", scene, query, out, lambda: out.copy_(right))
+
+    assert checked() < 1e-6
+    right[new] = right[3 * new] = NAN
+    assert checked() < 1e-6
+    right[5 * new - 1] = 0.0
+    with pytest.raises(InvalidRun, match="it: relative error"):
+        checked()
+    with pytest.raises(InvalidRun, match="it: relative error nan"):
+        check("it", scene, query, out, lambda: None)
 
 
-FACTS = ("gpu", "driver", "cuda", "torch", "triton", "vllm", "seed", "rounds", "commit")
-SPREAD = {"median": 0.5, "q25": 0.4, "q75": 0.6}
+def facts(*names: str, **known: object) -> dict[str, Any]:
+    named = ("gpu", "driver", "torch", "vllm", "seed", "rounds", "commit", *names)
+    return dict.fromkeys(named, "x") | known
 
 
-def test_both_ways_of_link_are_shown_where_both_were_timed() -> None:
-    one = {"kind": "link", "form": "runs", "new": 1100, "context": 32768, "served_by": "tiles"}
-    one |= {"time_vs_fa3": SPREAD, "prepare_ms": {"link": 0.3, "in place": 0.9, "copied": 0.25}}
-    ways = {"fa3": 1.0, "link": 0.75, "in place": 0.625, "copied": 0.751}
-    one |= {"ms": {name: {"median": ms} for name, ms in ways.items()}}
-    other = one | {"new": 8192, "prepare_ms": {"link": 0.3}}
-    other |= {"ms": {name: {"median": ways[name]} for name in ("fa3", "link")}}
-    run = dict.fromkeys(FACTS, "x") | {"workspace_bytes": 1 << 29}
-    page = kernels.report({"provenance": run, "results": [one, other]})
-    spread = "0.50 (0.40-0.60)"
-    row = f"| tiles | 1.000 | 0.750 | {spread} | 0.625 | 0.751 | 0.900 | 0.250 |"
-    assert f"| runs | 1100 | 32768 {row}" in page
-    assert f"| tiles | 1.000 | 0.750 | {spread} | - | - | - | - |" in page
+def test_decode_and_link_have_a_table_each() -> None:
+    spread = {"median": 0.5, "q25": 0.4, "q75": 0.6}
+    link = {"kind": "link", "form": "runs", "new": 1100, "context": 32768, "served_by": "tiles"}
+    link |= {"ms": {"fa3": {"median": 1.0}, "link": {"median": 0.75}}, "time_vs_fa3": spread}
+    decode = {"kind": "decode", "requests": 16, "context": 8192, "chunk": 500, "bytes": 2 << 30}
+    decode |= {"ms": {"fa3": {"median": 0.5}}}
+    decode |= {"speed_vs_fa3": dict.fromkeys(("turned", "unrotated", "parts"), spread)}
+    run = facts("cuda", "triton", workspace_bytes=1 << 29)
+    page = kernels.report({"provenance": run, "results": [decode, link]})
+    ratio = "0.50 (0.40-0.60)"
+    assert f"| 16 | 8192 | 500 | 0.500 | 4.29 | {ratio} | {ratio} | {ratio} |" in page
+    assert f"| runs | 1100 | 32768 | tiles | 1.000 | 0.750 | {ratio} |" in page
+    assert kernels.summarise([decode, link]) == {"decode_vs_fa3": 0.5, "link_vs_fa3": 0.5}
+
+
+def test_a_kernel_of_the_cpu_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = cpu_kernels.AttentionCase("decode", HeadShape(4, 2, 32, torch.float32), 2, 1, 40)
+
+    def arms(*given: Any) -> dict[str, Any]:
+        *_, out = given
+        right = torch.rand_like(out)
+        own = [lambda: out.copy_(2 * right)]
+        return {"stock": [lambda: out.copy_(right)], "unrotated": own}
+
+    monkeypatch.setattr(cpu_kernels, "arms", arms)
+    monkeypatch.setattr(kernels, "interleave", pytest.fail)
+    with pytest.raises(InvalidRun, match="unrotated against stock in"):
+        cpu_kernels.measure(case, Kernels())
+    with pytest.raises(InvalidRun, match="stock against the reference"):
+        cpu_kernels.verify(case.shape, seed=0)
 
 
 LLAMA = HeadShape(32, 8, 128, torch.bfloat16)
@@ -98,9 +119,7 @@ def test_the_page_says_what_was_found() -> None:
         "tflop": 0.3,
         "estimate_ms": {"asked": 1.75, "shared": 0.25},
     }
-    run: dict[str, Any] = dict.fromkeys(("driver", "cuda", "torch", "triton", "vllm"), "1")
-    run |= {"gpu": "H200", "seed": 0, "rounds": 5, "commit": "abc"}
-    document = {"provenance": run, "cases": [row], "host": {"comes": 0.25}}
+    document = {"provenance": facts("cuda", "triton"), "cases": [row], "host": {"comes": 0.25}}
     page = shared_kernels.report(document)
     assert "| 64 x 64 of 128 x 512 + 1104 | 32.0 | - | 1.500" in page
     assert "shared_gb_ms >= 2.00, tflop_ms >= 0.200" in page

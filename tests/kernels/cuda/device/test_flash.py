@@ -5,7 +5,7 @@ import pytest
 import torch
 from references import merge_reference
 
-from picbench.experiments.per_chunk_flash import SegmentBatch, decode_segments, segments_of
+from picbench.experiments.kernels import per_chunk_arm
 from picbench.experiments.scenes import draw, plain, planned, relative_error, rope_table
 from picbench.kernels.cuda.device import upload_all
 from picbench.kernels.cuda.merge import merge
@@ -36,10 +36,9 @@ def test_decode_by_segments(shape: HeadShape, tolerance: float, most: int) -> No
         plain(70, 1),
     ]
     scene = draw(requests, shape, rope, device="cuda", poison=True)
-    segments = [segments_of(s.kpos.numpy(), s.rope_shift.numpy(), most) for s in requests]
     query = scene.queries(len(requests))
-    batch = SegmentBatch.build(segments, scene.table, shape, rope)
-    out = decode_segments(query, scene.kv_cache, batch, scene.scale, torch.full_like(query, 7))
+    out = torch.full_like(query, 7)
+    per_chunk_arm(scene, query, out, most)()
     for i, slots in enumerate(requests):
         expected = scene.expected(i, query[i : i + 1], torch.tensor([slots.end]))
         assert relative_error(out[i : i + 1], expected) <= tolerance
