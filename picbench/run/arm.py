@@ -8,13 +8,14 @@ from functools import cache, partial
 from itertools import count
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from picbench.engines.algorithms import Registry, Reuse, parse
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request
 from picbench.errors import ConfigError
-from picbench.run.remote import Endpoint
+from picbench.run.remote import Endpoint, RemoteServer
+from picbench.run.server import Arrivals, Server
 from picbench.store.provenance import cores
 from picbench.store.records import GroupResult
 
@@ -80,67 +81,6 @@ def remote_arms(endpoints: Mapping[str, Endpoint]) -> tuple[Arm, ...]:
     return tuple(Arm(name, found.spec, endpoint=found) for name, found in endpoints.items())
 
 
-class ArmServer(Protocol):
-    """Serves the requests of one arm. Raises EngineError when its engine is gone."""
-
-    def ready(self) -> Mapping[str, object]:
-        """Wait until it is up and return what it is."""
-
-    def run(
-        self,
-        requests: Sequence[Request],
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
-    ) -> GroupResult:
-        """Run a group, at most `concurrency` at a time, or at `arrivals` (seconds)."""
-
-    def reset(self) -> None:
-        """Drop all cached KV."""
-
-    def call(self, function: Callable[[Any], Any]) -> Any:
-        """Call a function with the engine; EngineError also where there is no way to it."""
-
-    def close(self) -> None:
-        """Let what runs finish, and end."""
-
-    def kill(self) -> None:
-        """End at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """Running servers and the descriptions of their engines, by arm."""
-
-    servers: Mapping[str, ArmServer]
-    engines: Mapping[str, Mapping[str, object]]
-
-
-@contextmanager
-def open_fleet(
-    arms: Sequence[Arm], launch: Callable[[Arm], ArmServer], ready: Callable[[str], None]
-) -> Iterator[Fleet]:
-    """Launch every arm's server and wait for all; call `ready` with the name of each that is up.
-
-    Leaving normally lets the engines end by themselves, leaving by an exception kills them.
-    """
-    servers: dict[str, ArmServer] = {}
-    engines: dict[str, Mapping[str, object]] = {}
-    at_once = max(2, cores() // 4)  # With fewer cores each, engines would slow each other down.
-    try:
-        for position, arm in enumerate(arms):
-            for starting in arms[len(servers) : position + at_once]:
-                servers[starting.name] = launch(starting)
-            engines[arm.name] = servers[arm.name].ready()
-            ready(arm.name)
-        yield Fleet(servers, engines)
-    except BaseException:
-        for server in servers.values():
-            server.kill()
-        raise
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda server: server.close(), servers.values()))
-
-
 def shareable(config: EngineConfig) -> EngineConfig:
     """The settings of the engine that serves an arm among others.
 
@@ -155,7 +95,7 @@ def shareable(config: EngineConfig) -> EngineConfig:
 class _Engine:
     """An engine that does once what several arms ask for, and the arm that used it last."""
 
-    def __init__(self, server: ArmServer) -> None:
+    def __init__(self, server: "ArmServer") -> None:
         self.server = server
         self.ready = cache(server.ready)
         self.warm_up = cache(lambda algorithm: server.call(methodcaller("warm_up", algorithm)))
@@ -168,7 +108,7 @@ class SharedEngines:
     `start` starts an engine, given a name, its settings and the file for its output.
     """
 
-    def __init__(self, start: Callable[[str, EngineConfig, Path], ArmServer]) -> None:
+    def __init__(self, start: Callable[[str, EngineConfig, Path], "ArmServer"]) -> None:
         self._start = start
         self._engines: dict[EngineConfig, _Engine] = {}
 
@@ -206,22 +146,18 @@ class BorrowedServer:
         self._ended = ended
         self._alone = config.stock and parse(config.algorithm).reuse is Reuse.NOTHING
         self._numbers = count(1)
-        self.call = engine.server.call
 
     def ready(self) -> Mapping[str, object]:
-        """See ArmServer; what the arm's algorithm needs first is computed now."""
+        """See Server; what the arm's algorithm needs first is computed now."""
         description = self._engine.ready()
         if not self._config.stock:
             self._engine.warm_up(self._config.algorithm)
         return {**description, "shared": True}
 
     def run(
-        self,
-        requests: Sequence[Request],
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
+        self, requests: Sequence[Request], concurrency: int | None, arrivals: Arrivals = None
     ) -> GroupResult:
-        """See ArmServer."""
+        """See Server."""
         if self._engine.user is not self:
             self.reset()
         if not self._config.stock:
@@ -230,8 +166,12 @@ class BorrowedServer:
             requests = [replace(r, salt=f"request {next(self._numbers)}") for r in requests]
         return self._engine.server.run(requests, concurrency, arrivals)
 
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """See Server."""
+        return self._engine.server.call(function)
+
     def reset(self) -> None:
-        """See ArmServer."""
+        """See Server."""
         self._engine.server.reset()
         self._engine.user = self
 
@@ -242,3 +182,41 @@ class BorrowedServer:
         """End the engine for all arms at once."""
         self._engine.server.kill()
         self._ended()
+
+
+#: Serves the requests of one arm.
+ArmServer = Server | RemoteServer | BorrowedServer
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Running servers and the descriptions of their engines, by arm."""
+
+    servers: Mapping[str, ArmServer]
+    engines: Mapping[str, Mapping[str, object]]
+
+
+@contextmanager
+def open_fleet(
+    arms: Sequence[Arm], launch: Callable[[Arm], ArmServer], ready: Callable[[str], None]
+) -> Iterator[Fleet]:
+    """Launch every arm's server and wait for all; call `ready` with the name of each that is up.
+
+    Leaving normally lets the engines end by themselves, leaving by an exception kills them.
+    """
+    servers: dict[str, ArmServer] = {}
+    engines: dict[str, Mapping[str, object]] = {}
+    at_once = max(2, cores() // 4)  # With fewer cores each, engines would slow each other down.
+    try:
+        for position, arm in enumerate(arms):
+            for starting in arms[len(servers) : position + at_once]:
+                servers[starting.name] = launch(starting)
+            engines[arm.name] = servers[arm.name].ready()
+            ready(arm.name)
+        yield Fleet(servers, engines)
+    except BaseException:
+        for server in servers.values():
+            server.kill()
+        raise
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda server: server.close(), servers.values()))

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from picbench.engines import algorithms
 from picbench.engines.request import Request
 from picbench.errors import ConfigError, EngineError, first_refusal
+from picbench.run.server import Arrivals
 from picbench.store.records import Failure, GroupResult, ServedReply, ServerCounts
 from picbench.workloads.prompts.tokens import Tokenizer, start_tokens
 
@@ -264,12 +265,9 @@ class RemoteServer:
         return self._runner.run(self._describe())
 
     def run(
-        self,
-        requests: Sequence[Request],
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
+        self, requests: Sequence[Request], concurrency: int | None, arrivals: Arrivals = None
     ) -> GroupResult:
-        """See ArmServer; a request that fails is a Failure, and the others continue."""
+        """See Server; a request that fails is a Failure, and the others continue."""
         due: Sequence[float | None] = arrivals or [None] * len(requests)
         return self._runner.run(self._serve(requests, due, concurrency or len(requests)))
 

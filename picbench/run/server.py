@@ -30,6 +30,9 @@ from picbench.store.records import Failure, GroupResult
 if TYPE_CHECKING:
     from picbench.engines.engine import Engine
 
+#: When requests are sent, in seconds from their group's start; None: as soon as there is room.
+Arrivals = Sequence[float] | None
+
 #: Seconds that an engine has to end by itself.
 _GRACE = 20.0
 
@@ -67,10 +70,7 @@ class Server:
         return description
 
     def run(
-        self,
-        requests: Sequence[Request],
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
+        self, requests: Sequence[Request], concurrency: int | None, arrivals: Arrivals = None
     ) -> GroupResult:
         """Run a group; see `run_group`."""
         result: GroupResult = self.call(partial(run_group, requests, concurrency, arrivals))
@@ -158,10 +158,7 @@ def _open_engine(config: EngineConfig) -> AbstractContextManager["Engine"]:
 
 
 def run_group(
-    requests: Sequence[Request],
-    concurrency: int | None,
-    arrivals: Sequence[float] | None,
-    engine: "Engine",
+    requests: Sequence[Request], concurrency: int | None, arrivals: Arrivals, engine: "Engine"
 ) -> GroupResult:
     """Run a group under a fresh ledger, at most `concurrency` at a time or at `arrivals` (seconds).
 

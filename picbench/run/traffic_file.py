@@ -1,10 +1,11 @@
 """The settings of `picbench traffic`, and the request file that it writes."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, Literal, Self, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from rich.table import Table
@@ -17,26 +18,15 @@ from picbench.settings import SettingsModel, parse_settings, setting
 from picbench.store.provenance import quiet_engine
 from picbench.tables.table import PipedConsole
 from picbench.workloads import models
-from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sources.bundled import BUNDLED
-from picbench.workloads.sources.records import Record, file_records
+from picbench.workloads.sources.records import file_records
 from picbench.workloads.traffic.chunk_source import ChunkSource, build, plain_ids
-from picbench.workloads.traffic.corpus import SYNTHETIC, Corpus
+from picbench.workloads.traffic.corpus import SYNTHETIC
 from picbench.workloads.traffic.draw import draw
 from picbench.workloads.traffic.file import Header, write_requests
 from picbench.workloads.traffic.ragpulse import TraceReplay, read_trace
 from picbench.workloads.traffic.settings import Traffic
 from picbench.workloads.traffic.traffic_facts import TrafficFacts, measure
-
-if TYPE_CHECKING:
-    from picbench.engines.cache import TierInfo
-
-
-#: The settings that there are for a trace.
-_OF_TRACES = {"trace", "requests", "seed", "model", "speed", "longest", "max_tokens"}
-
-#: Those that there are for nothing else.
-_ONLY_OF_TRACES = ("speed", "longest")
 
 
 class TrafficConfig(SettingsModel):
@@ -44,14 +34,8 @@ class TrafficConfig(SettingsModel):
 
     requests: int = setting(100, "Number of requests.", metavar="N")
     seed: int = setting(0, "For everything drawn.")
-    dataset: str = setting(
-        "musique",
-        "Passages and questions of a data set, or synthetic: random tokens, for memory and time.",
-        metavar="NAME",
-    )
-    data: str = setting(
-        "bundled", "Rows of the data set.", metavar="bundled|DIR|FILE|hf:OWNER/NAME"
-    )
+    dataset: str = setting("musique", "A data set, or synthetic: random tokens.", metavar="NAME")
+    data: str = setting("bundled", "Its rows.", metavar="bundled|DIR|FILE|hf:OWNER/NAME")
     columns: str | None = setting(None, "As in picbench run.", metavar="NAME|FIELD=COLUMN,...")
     model: str = setting("testbed", "The model whose tokenizer makes the ids.", metavar="NAME")
     pool: int = setting(64, "Distinct chunks that requests share.", metavar="N")
@@ -72,50 +56,34 @@ class TrafficConfig(SettingsModel):
         metavar="SHARE",
     )
     users: int | None = setting(None, "Users who each repeat one request.", metavar="N")
-    rate: float | None = setting(
-        None, "Arrivals per second; without it, a closed loop.", metavar="R"
-    )
-    arrivals: Literal["poisson", "uniform"] = setting(
-        "poisson", "Gaps at --rate: random, or all the same."
-    )
+    rate: float | None = setting(None, "Arrivals a second; none: a closed loop.", metavar="R")
+    arrivals: Literal["poisson", "uniform"] = setting("poisson", "Gaps: random, or all the same.")
     max_tokens: int | None = setting(
         None, "Output tokens per request.", metavar="N", shown="the data set's", ge=1
     )
     trace: str | None = setting(
         None,
-        "Replay real requests instead: the folder data of RAGPulse, with --requests, --speed, "
-        "--longest, --max-tokens and --seed. Its passages and sessions are real, its text is "
-        "random tokens.",
+        "Replay real requests instead: the folder data of RAGPulse, whose text is random tokens.",
         metavar="DIR",
     )
     speed: float = setting(1.0, "Replay the arrivals of a trace F times as fast.", metavar="F")
-    longest: int | None = setting(
-        None, "Leave out requests of a trace with more tokens of prompt and reply.", metavar="N"
-    )
+    longest: int | None = setting(None, "Leave out a trace's longer requests.", metavar="N")
 
     def replay(self) -> TraceReplay:
         """What is taken of a trace. Raises ConfigError for settings of other traffic."""
-        others = sorted(self.model_fields_set - _OF_TRACES)
-        if others:
+        known = {"trace", *(field.name for field in fields(TraceReplay)), "model"}
+        if others := sorted(self.model_fields_set - known):
             raise ConfigError(
                 f"`trace` and `{others[0]}`: requests of a trace are as they were",
-                hint=f"with a trace: {', '.join(f'`{name}`' for name in sorted(_OF_TRACES))}",
+                hint=f"with a trace: {', '.join(f'`{name}`' for name in sorted(known))}",
             )
         return TraceReplay(**self._given(TraceReplay))
 
-    def _given(self, kind: type[TraceReplay | ChunkSource | Traffic]) -> dict[str, Any]:
-        """The settings that are fields of a class."""
-        names = [field.name for field in fields(kind)]
-        return {name: getattr(self, name) for name in names if name in TrafficConfig.model_fields}
+    def source(self, model: models.ModelSpec) -> ChunkSource:
+        """Where chunks and questions come from; the length of replies may be the model's.
 
-    def _refuse_replay(self) -> None:
-        """Raise ConfigError for settings of a trace without one."""
-        for name in _ONLY_OF_TRACES:
-            if name in self.model_fields_set:
-                raise ConfigError(f"`{name}` is for traces", hint="name one with `trace`")
-
-    def _refuse_rows(self) -> None:
-        """Raise ConfigError for settings of rows that are not read."""
+        Raises ConfigError for settings of rows where there are none.
+        """
         if self.dataset == SYNTHETIC and self.data != BUNDLED:
             raise ConfigError(
                 f"`data` {self.data}: {SYNTHETIC} has random tokens", hint="name a `dataset`"
@@ -125,23 +93,28 @@ class TrafficConfig(SettingsModel):
                 f"`columns` {self.columns}: generated rows have no other fields",
                 hint="name rows with `data`",
             )
-
-    def source(self, model: models.ModelSpec) -> ChunkSource:
-        """Where chunks and questions come from; the length of replies may be the model's.
-
-        Raises ConfigError for settings of rows where there are none.
-        """
-        self._refuse_rows()
         tokens = self.max_tokens or reply_tokens(self.dataset, model)
         return ChunkSource(**self._given(ChunkSource) | {"max_tokens": tokens})
 
     def traffic(self) -> Traffic:
         """How requests are drawn from it. Raises ConfigError for settings of a trace."""
-        self._refuse_replay()
+        for name in ("speed", "longest"):
+            if name in self.model_fields_set:
+                raise ConfigError(f"`{name}` is for traces", hint="name one with `trace`")
         if self.rate is None and "arrivals" in self.model_fields_set:
             raise ConfigError("`arrivals`: there is no rate", hint="give a `rate`")
-        chosen = {"chunks": _span(self.chunks), "process": self.arrivals}
-        return Traffic(**self._given(Traffic) | chosen)
+        chunks = None
+        if self.chunks is not None:
+            found = re.fullmatch(r"(\d+)(?:-(\d+))?", self.chunks)
+            if found is None:
+                what = f"`chunks` {self.chunks!r} is no number of chunks"
+                raise ConfigError(what, hint="write 8 or 4-12")
+            chunks = int(found[1]), int(found[2] or found[1])
+        return Traffic(**self._given(Traffic) | {"chunks": chunks, "process": self.arrivals})
+
+    def _given(self, kind: type[TraceReplay | ChunkSource | Traffic]) -> dict[str, Any]:
+        """The settings that are fields of a class."""
+        return self.model_dump(include={field.name for field in fields(kind)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,82 +135,32 @@ class TrafficWriter:
     """Writes request files; tokenizers, and chunks that several files draw from, are made once."""
 
     def __init__(self) -> None:
-        self._tokenizers: dict[Path | str, Tokenizer] = {}
-        self._corpora: dict[tuple[Path | str, ChunkSource, int], Corpus] = {}
+        self._load = cache(models.load_tokenizer)
+        self._corpus = cache(lambda source, model, seed: build(source, self._load(model), seed))
 
     def write(self, path: Path, config: TrafficConfig, model: models.ModelSpec) -> Written:
         """Draw the requests, or take those of a trace, and write them.
 
         Raises ConfigError or DataError where that cannot be.
         """
+        dataset, synthetic, left_out = SYNTHETIC, True, 0
         if config.trace is not None:
-            return self._write_trace(path, Path(config.trace), config.replay(), model)
-        source, traffic = config.source(model), config.traffic()
-        stream = draw(traffic, self._corpus(source, traffic.seed, model))
+            replay = config.replay()
+            found = read_trace(Path(config.trace), replay, plain_ids(self._load(model)))
+            stream, left_out = found.stream, found.left_out
+            trace = {"format": "RAGPulse", "sha256": found.sha256, "left_out": left_out}
+            settings: dict[str, object] = {"trace": trace, "replay": asdict(replay)}
+        else:
+            source, traffic = config.source(model), config.traffic()
+            dataset, synthetic = source.dataset, source.synthetic
+            # Only random tokens differ between seeds.
+            seed = traffic.seed if dataset == SYNTHETIC else 0
+            stream = draw(traffic, self._corpus(source, model, seed))
+            settings = {"source": asdict(source), "traffic": asdict(traffic)}
         header = Header(
-            dataset=source.dataset,
-            synthetic=source.synthetic,
-            settings={"model": model.name, "source": asdict(source), "traffic": asdict(traffic)},
+            dataset=dataset, synthetic=synthetic, settings={"model": model.name, **settings}
         )
-        return Written(write_requests(path, header, stream), measure(stream))
-
-    def _write_trace(
-        self, path: Path, folder: Path, replay: TraceReplay, model: models.ModelSpec
-    ) -> Written:
-        found = read_trace(folder, replay, plain_ids(self._tokenizer(model)))
-        trace = {"format": "RAGPulse", "sha256": found.sha256, "left_out": found.left_out}
-        header = Header(
-            dataset=SYNTHETIC,
-            synthetic=True,
-            settings={"model": model.name, "trace": trace, "replay": asdict(replay)},
-        )
-        fingerprint = write_requests(path, header, found.stream)
-        return Written(fingerprint, measure(found.stream), found.left_out)
-
-    def _corpus(self, source: ChunkSource, seed: int, model: models.ModelSpec) -> Corpus:
-        # Only random tokens differ between seeds.
-        kind = (model.path, source, seed if source.dataset == SYNTHETIC else 0)
-        if kind not in self._corpora:
-            self._corpora[kind] = build(source, self._tokenizer(model), seed)
-        return self._corpora[kind]
-
-    def _tokenizer(self, model: models.ModelSpec) -> Tokenizer:
-        if model.path not in self._tokenizers:
-            self._tokenizers[model.path] = models.load_tokenizer(model)
-        return self._tokenizers[model.path]
-
-
-def _span(text: str | None) -> tuple[int, int] | None:
-    """Read ``8`` or ``4-12``."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    if found is None:
-        raise ConfigError(f"`chunks` {text!r} is no number of chunks", hint="write 8 or 4-12")
-    return int(found[1]), int(found[2] or found[1])
-
-
-#: JSON has lists and no tuples.
-_Ids = Annotated[tuple[int, ...], Strict(False)]
-
-
-class _Line(BaseModel):
-    """One line of a chunk file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    text: str | None = Field(None, min_length=1)
-    tokens: tuple[int, ...] | None = Field(None, min_length=1, strict=False)
-    document: str | _Ids | None = None
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> "_Line":
-        if (self.text is None) == (self.tokens is None):
-            raise ValueError("needs text or tokens, and not both")
-        kind = str if self.text is not None else tuple
-        if self.document is not None and not isinstance(self.document, kind):
-            raise ValueError("its document must be text for text, token ids for tokens")
-        return self
+        return Written(write_requests(path, header, stream), measure(stream), left_out)
 
 
 class WarmConfig(SettingsModel):
@@ -270,13 +193,40 @@ class WarmConfig(SettingsModel):
     salt: str | None = setting(None, "Whose requests may use the chunks.", metavar="TENANT")
 
 
+class _Line(BaseModel):
+    """One line of a chunk file; JSON has lists and no tuples."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: str | None = Field(None, min_length=1)
+    tokens: tuple[int, ...] | None = Field(None, min_length=1, strict=False)
+    document: str | Annotated[tuple[int, ...], Strict(False)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.text is None) == (self.tokens is None):
+            raise ValueError("needs text or tokens, and not both")
+        kind = str if self.text is not None else tuple
+        if self.document is not None and not isinstance(self.document, kind):
+            raise ValueError("its document must be text for text, token ids for tokens")
+        return self
+
+
 def read_chunks(path: Path) -> list[Chunk]:
     """The chunks of a file of rows (see `file_records`); raises DataError by file and line."""
     if not path.is_file():
         raise ConfigError(f"`chunks` {path}: no such file", hint="`chunks=FILE`")
-    chunks = [_chunk(record) for record in file_records(path)]
+    form = 'one {"text": "..."} or {"tokens": [...]} a line'
+    chunks = []
+    for record in file_records(path):
+        try:
+            found = _Line.model_validate(record.values())
+        except ValidationError as error:
+            what = f"{record.source}: {first_refusal(error, lower=True)}"
+            raise DataError(what, hint=form) from error
+        chunks.append(Chunk(found.text, found.tokens, document=found.document))
     if not chunks:
-        raise DataError(f"{path}: no chunks", hint='one {"text": "..."} a line')
+        raise DataError(f"{path}: no chunks", hint=form)
     return chunks
 
 
@@ -297,7 +247,12 @@ def warm_tiers(config: WarmConfig, dtype: str, out: TextIO) -> int:
         found = cache.tiers
         kept = cache.stored(chunks, prefix, salt=config.salt)
         short = cache.recomputed(chunks, prefix, salt=config.salt)
-    PipedConsole(file=out).print(_table(found))
+    table = Table("tier", "holds", "bytes", "stored now", "bytes stored", "refused", "failures")
+    for tier in found:
+        held = ["?" if n is None else str(n) for n in (tier.objects, tier.bytes)]
+        done = (tier.stored, tier.stored_bytes, tier.refused, tier.failures)
+        table.add_row(tier.name, *held, *map(str, done))
+    PipedConsole(file=out).print(table)
     if short:
         what = "have nothing to store: requests recompute all of their tokens"
         print(f"{short} of {len(chunks)} chunks {what} under {config.algo}", file=out)
@@ -307,23 +262,3 @@ def warm_tiers(config: WarmConfig, dtype: str, out: TextIO) -> int:
             hint="give `tiers` more room, or see the warnings above",
         )
     return 0
-
-
-def _table(tiers: "Sequence[TierInfo]") -> Table:
-    table = Table("tier", "holds", "bytes", "stored now", "bytes stored", "refused", "failures")
-    for tier in tiers:
-        held = ["?" if n is None else str(n) for n in (tier.objects, tier.bytes)]
-        done = (tier.stored, tier.stored_bytes, tier.refused, tier.failures)
-        table.add_row(tier.name, *held, *map(str, done))
-    return table
-
-
-def _chunk(record: Record) -> Chunk:
-    try:
-        found = _Line.model_validate(record.values())
-    except ValidationError as error:
-        raise DataError(
-            f"{record.source}: {first_refusal(error, lower=True)}",
-            hint='one {"text": "..."} or {"tokens": [...]} a line',
-        ) from error
-    return Chunk(found.text, found.tokens, document=found.document)
