@@ -4,15 +4,17 @@ The values of its axes are in ``data/break_even.yaml``.
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
-from itertools import count, product
+from itertools import count, cycle, islice, product
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -22,21 +24,12 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.ledger import summarise
 from picbench.engines.request import Request, Result
-from picbench.errors import EngineError, IncomparableRuns
-from picbench.experiments.host_cores import QuietCores
-from picbench.profile.grid import (
-    ALONE,
-    BURST,
-    ArmCell,
-    GridFacts,
-    GridPoint,
-)
+from picbench.errors import EngineError, IncomparableRuns, PicBenchError
+from picbench.profile.grid import ALONE, BURST, ArmCell, GridFacts, GridPoint
+from picbench.run import runner
 from picbench.run.measurements import BreakEven, ProfileCheck
-from picbench.run.runner import Described, Engines
 from picbench.run.schedule import ChunkOrder, to_request
-from picbench.store import provenance
-from picbench.workloads import models
-from picbench.workloads.sample import Sample, SampleSegment
+from picbench.workloads.sample import Sample
 from picbench.workloads.traffic.corpus import from_tokens
 from picbench.workloads.traffic.draw import draw
 from picbench.workloads.traffic.settings import Traffic
@@ -55,8 +48,12 @@ _STOCK, _RATED = ("full", "prefix", "reorder"), ("prefix", "reorder", "mepic")
 #: Tokens of a prompt beside its chunks, about.
 _TEXT = 48
 
-#: Facts that cells of one grid may differ in: they are measured on several days.
-_MAY_DIFFER = ("commit", "graph_tokens")
+#: A core is quiet if its loop takes at most so many times as long as the shortest one that was
+#: seen. On an H200's host small steps take no longer up to there; from 1.6 on 1.2 times as long.
+_QUIET = 1.35
+
+#: A loop, and how many of them the shortest is of: an interrupt makes one of them longer.
+_LOOP, _LOOPS = range(5_000), 3
 
 
 class GridStage(StrEnum):
@@ -66,6 +63,24 @@ class GridStage(StrEnum):
     SMALL = "small prompts alone, with other seeds"
     BESIDE = "other corpora and rates"
     AGAIN = "all else, with other seeds"
+
+
+@dataclass(frozen=True, slots=True)
+class GridTraffic:
+    """Traffic that every arm serves with a cold cache, and as much again with a warm one."""
+
+    point: GridPoint
+    seed: int
+
+    @property
+    def points(self) -> tuple[GridPoint, GridPoint]:
+        """The points that it gives: the cold one, the warm one."""
+        return self.point, replace(self.point, cache="warm")
+
+    @property
+    def keys(self) -> set[tuple[GridPoint, int]]:
+        """What its cells are told apart by."""
+        return {(point, self.seed) for point in self.points}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +112,6 @@ class GridSettings:
     small_tokens: int = 0
     again_tokens: int = 0
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt and its reply."""
-        return max(self.chunks) * max(self.chunk_tokens) + 64 + max(self.output, *self.outputs, 0)
-
     def requests(self, point: GridPoint) -> int:
         """How many requests are served at a point with a cold cache, and again with a warm one."""
         prompt = point.chunks * point.chunk_tokens
@@ -123,14 +133,15 @@ class GridSettings:
         small = point.load == ALONE and new <= self.small_tokens
         return (*arms, *self.small_arms) if small else arms
 
-    def stage(self, traffic: "GridTraffic") -> GridStage:
+    def stage(self, traffic: GridTraffic) -> GridStage:
         """When traffic is measured."""
-        point, prompt = traffic.point, traffic.point.chunks * traffic.point.chunk_tokens
+        point = traffic.point
         if traffic.seed:
+            prompt = point.chunks * point.chunk_tokens
             small = point.load == ALONE and prompt <= self.again_tokens
             return GridStage.SMALL if small else GridStage.AGAIN
-        closed = point.load in (ALONE, BURST)
         usual = point.corpus == max(self.corpus, point.chunks)
+        closed = point.load in (ALONE, BURST)
         return GridStage.ONCE if closed and usual else GridStage.BESIDE
 
     def seconds(self, point: GridPoint) -> float:
@@ -142,29 +153,36 @@ class GridSettings:
         arriving = 0.0 if point.load in (ALONE, BURST) else requests / float(point.load)
         return len(self.arms_at(point)) * max(took, arriving)
 
+    def points(self) -> Iterator[GridPoint]:
+        """All points with a cold cache."""
+        middle, longest = self.chunks[len(self.chunks) // 2], max(self.chunk_tokens)
+        much, most = self.reuse[-2:]
+        sized = product(self.reuse, (*self.chunks, *self.alone_chunks), self.chunk_tokens)
+        found = [(*each, self.corpus, ALONE, self.alone_output) for each in sized]
+        sized = product(self.reuse, self.chunks, self.chunk_tokens)
+        found += [(*each, self.corpus, BURST, self.output) for each in sized]
+        for reuse, corpus in product((much, most), self.corpora):
+            found.append((reuse, middle, longest, corpus, BURST, self.output))
+        for output in self.outputs:
+            found.append((much, middle, longest, self.corpus, BURST, output))
+        for reuse, rate in product((self.reuse[0], much), self.rates):
+            found.append((reuse, middle, longest, self.corpus, f"{rate:g}", self.output))
+        for reuse, chunks, tokens, corpus, load, output in found:
+            yield GridPoint(
+                reuse=reuse,
+                chunks=chunks,
+                chunk_tokens=tokens,
+                corpus=max(corpus, chunks),
+                load=load,
+                output=output,
+                cache="cold",
+            )
+
 
 def read_grids() -> dict[str, GridSettings]:
     """The grids that are measured, by device."""
     found = yaml.safe_load(DATA.read_text(encoding="utf-8"))
     return TypeAdapter(dict[str, GridSettings]).validate_python(found["grids"])
-
-
-@dataclass(frozen=True, slots=True)
-class GridTraffic:
-    """Traffic that every arm serves with a cold cache, and as much again with a warm one."""
-
-    point: GridPoint
-    seed: int
-
-    @property
-    def points(self) -> tuple[GridPoint, GridPoint]:
-        """The points that it gives: the cold one, the warm one."""
-        return self.point, replace(self.point, cache="warm")
-
-    @property
-    def keys(self) -> set[tuple[GridPoint, int]]:
-        """What its cells are told apart by."""
-        return {(point, self.seed) for point in self.points}
 
 
 def plan_grid(settings: GridSettings) -> list[GridTraffic]:
@@ -173,42 +191,11 @@ def plan_grid(settings: GridSettings) -> list[GridTraffic]:
     """
     found: list[GridTraffic] = []
     for seed in range(settings.seeds):
-        points = list(_points(settings))
+        points = list(settings.points())
         Random(f"{seed}/order").shuffle(points)
         found += [GridTraffic(point, seed) for point in points]
     order = list(GridStage)
     return sorted(found, key=lambda traffic: order.index(settings.stage(traffic)))
-
-
-def _points(settings: GridSettings) -> Iterator[GridPoint]:
-    def point(
-        reuse: float, chunks: int, tokens: int, corpus: int, load: str, output: int
-    ) -> GridPoint:
-        return GridPoint(
-            reuse=reuse,
-            chunks=chunks,
-            chunk_tokens=tokens,
-            corpus=max(corpus, chunks),
-            load=load,
-            output=output,
-            cache="cold",
-        )
-
-    loads = (
-        (ALONE, settings.alone_output, (*settings.chunks, *settings.alone_chunks)),
-        (BURST, settings.output, settings.chunks),
-    )
-    for load, output, counts in loads:
-        for reuse, chunks, tokens in product(settings.reuse, counts, settings.chunk_tokens):
-            yield point(reuse, chunks, tokens, settings.corpus, load, output)
-    middle, longest = settings.chunks[len(settings.chunks) // 2], max(settings.chunk_tokens)
-    much, most = settings.reuse[-2:]
-    for reuse, corpus in product((much, most), settings.corpora):
-        yield point(reuse, middle, longest, corpus, BURST, settings.output)
-    for output in settings.outputs:
-        yield point(much, middle, longest, settings.corpus, BURST, output)
-    for reuse, rate in product((settings.reuse[0], much), settings.rates):
-        yield point(reuse, middle, longest, settings.corpus, f"{rate:g}", settings.output)
 
 
 class SampleBatch(NamedTuple):
@@ -239,12 +226,9 @@ class GridBatches(NamedTuple):
 def draw_traffic(traffic: GridTraffic, settings: GridSettings) -> GridBatches:
     """Draw the requests of a traffic."""
     point, number = traffic.point, settings.requests(traffic.point)
+    tokens, length = point.chunk_tokens, point.output
     corpus = from_tokens(
-        IDS,
-        traffic.seed,
-        pool=point.corpus,
-        chunk_tokens=point.chunk_tokens,
-        max_tokens=point.output,
+        IDS, traffic.seed, pool=point.corpus, chunk_tokens=tokens, max_tokens=length
     )
     wanted = Traffic(
         requests=2 * number,
@@ -254,28 +238,23 @@ def draw_traffic(traffic: GridTraffic, settings: GridSettings) -> GridBatches:
         rate=None if point.load in (ALONE, BURST) else float(point.load),
     )
     drawn = draw(wanted, corpus)
-    cold, warm = drawn.samples[:number], drawn.samples[number:]
-    fits = settings.pool * BLOCK_SIZE / (point.corpus * point.chunk_tokens)
-    times = drawn.arrivals
-    return GridBatches(
-        SampleBatch(cold, _from_start(times[:number]) if times else None),
-        SampleBatch(tuple(_fill(warm, drawn.preload, fits)), measured=False),
-        SampleBatch(warm, _from_start(times[number:]) if times else None),
-    )
 
+    def batch(own: slice) -> SampleBatch:
+        times = drawn.arrivals and drawn.arrivals[own]
+        from_start = tuple(time - times[0] for time in times) if times else None
+        return SampleBatch(drawn.samples[own], from_start)
 
-def _from_start(arrivals: Sequence[float]) -> tuple[float, ...]:
-    return tuple(time - arrivals[0] for time in arrivals)
-
-
-def _fill(
-    warm: Sequence[Sample], known: Collection[SampleSegment], fits: float
-) -> Iterator[Sample]:
-    """Requests of one chunk each for a share `fits` of the `known` chunks in `warm`."""
-    used = dict.fromkeys(chunk for sample in warm for chunk in sample.chunks if chunk in known)
-    for place, chunk in enumerate(list(used)[: math.ceil(fits * len(used))]):
-        first, last = warm[0].segments[0], warm[0].segments[-1]
-        yield replace(warm[0], id=f"fill {place}", segments=(first, chunk, last), max_tokens=1)
+    warm = batch(slice(number, None))
+    asked = (chunk for sample in warm.samples for chunk in sample.chunks)
+    used = list(dict.fromkeys(chunk for chunk in asked if chunk in drawn.preload))
+    fits = settings.pool * BLOCK_SIZE / (point.corpus * tokens)
+    model = warm.samples[0]
+    first, last = model.segments[0], model.segments[-1]
+    fill = [
+        replace(model, id=f"fill {place}", segments=(first, chunk, last), max_tokens=1)
+        for place, chunk in enumerate(used[: math.ceil(fits * len(used))])
+    ]
+    return GridBatches(batch(slice(number)), SampleBatch(fill, measured=False), warm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,17 +288,13 @@ class CellWork:
                 yield batch, made
 
 
-class ServedCells(NamedTuple):
-    """A cell for each measured batch, and the shortest loop on a core; see `QuietCores`."""
+def serve_cells(
+    work: CellWork, shortest: float | None, engine: Engine
+) -> tuple[list[ArmCell], float | None]:
+    """Serve all batches from an empty cache, in the engine's process: a cell for each measured one.
 
-    cells: list[ArmCell]
-    shortest: float | None
-
-
-def serve_cells(work: CellWork, shortest: float | None, engine: Engine) -> ServedCells:
-    """Serve all batches from an empty cache, in the engine's process.
-
-    The `shortest` loop that was met before says which cores are quiet; None: any core will do.
+    The `shortest` loop that was met before says which cores are quiet; None: any core will do. The
+    shortest one by now is returned. Where cores matter, each request alone is a call of the engine.
     Raises EngineError for a failure.
     """
     engine.reset()
@@ -328,38 +303,26 @@ def serve_cells(work: CellWork, shortest: float | None, engine: Engine) -> Serve
     for batch, requests in work.requests():
         engine.measure()
         running = work.running if batch.measured else work.filling
-        results, busy_s, quiet = _serve(engine, requests, batch.arrivals, running, cores)
+        alone = cores is not None and running == 1 and batch.arrivals is None
+        calls = [[one] for one in requests] if alone else [requests]
+        results, busy_s, quiet = list[Result](), 0.0, 0
+        for each in calls:
+            quiet += cores is not None and cores.settle()
+            results += engine.generate(
+                each,
+                ignore_eos=True,
+                concurrency=None if batch.arrivals else running,
+                arrivals=batch.arrivals,
+            )
+            busy_s += engine.busy_s
         failed = next((result.error for result in results if result.error), None)
         if failed is not None:
             raise EngineError(f"a request of the grid failed: {failed}")
         if batch.measured:
+            share = None if cores is None else quiet / len(calls)
             peak = summarise(engine.memory).peak_referenced
-            found.append(_cell(results, len(results) / busy_s, peak, quiet))
-    return ServedCells(found, None if cores is None else cores.shortest)
-
-
-def _serve(
-    engine: Engine,
-    requests: Sequence[Request],
-    arrivals: Sequence[float] | None,
-    running: int,
-    cores: QuietCores | None,
-) -> tuple[list[Result], float, float | None]:
-    """Serve a batch in one call of the engine; where cores matter, one for each request alone.
-
-    Returns results, the seconds that the engine was busy, the share of calls on a quiet core.
-    """
-    alone = cores is not None and running == 1 and arrivals is None
-    calls = [[one] for one in requests] if alone else [requests]
-    results, busy, quiet = list[Result](), 0.0, 0
-    for each in calls:
-        quiet += cores is not None and cores.settle()
-        concurrency = None if arrivals else running
-        results += engine.generate(
-            each, ignore_eos=True, concurrency=concurrency, arrivals=arrivals
-        )
-        busy += engine.busy_s
-    return results, busy, None if cores is None else quiet / len(calls)
+            found.append(_cell(results, len(results) / busy_s, peak, share))
+    return found, None if cores is None else cores.shortest
 
 
 def _cell(
@@ -399,8 +362,13 @@ class GridEngines:
         # A CPU that computes the steps is never quiet.
         self._shortest = inf if on_gpu else None
 
-    def configs(self, config: EngineConfig) -> dict[str, EngineConfig]:
-        """The engines, by name."""
+    def configs(
+        self, settings: BreakEven | ProfileCheck, grid: GridSettings
+    ) -> dict[str, EngineConfig]:
+        """The engines that serve a grid, or are checked with one, by name."""
+        output = max(grid.output, *grid.outputs, 0)
+        longest = max(grid.chunks) * max(grid.chunk_tokens) + 64 + output
+        config = runner.engine_of(settings, context=longest + 64, kv_blocks=grid.pool)
         found = {"picbench": config}
         if self.stock:
             found["stock"] = replace(config, stock=True, algorithm="prefix")
@@ -410,40 +378,30 @@ class GridEngines:
         """The name of an arm's engine."""
         return "stock" if arm in self.stock else "picbench"
 
-    def serve(self, engines: Engines, work: CellWork) -> list[ArmCell]:
+    def serve(self, engines: runner.Engines, work: CellWork) -> list[ArmCell]:
         """Serve what an arm is to serve; a cell for each measured batch.
 
         Raises EngineError for a failure.
         """
         serve = partial(serve_cells, work, self._shortest)
-        served: ServedCells = engines[self.name(work.arm)].call(serve)
-        self._shortest = served.shortest
-        return served.cells
-
-
-def engine_config(settings: BreakEven | ProfileCheck, grid: GridSettings) -> EngineConfig:
-    """The engine that serves a grid, or is checked with one."""
-    return EngineConfig(
-        model=str(models.resolve(settings.served).path),
-        device=settings.device,
-        dtype=settings.served_dtype,
-        context=grid.longest + 64,
-        kv_blocks=grid.pool,
-        tiers="",
-    )
+        cells: list[ArmCell]
+        cells, self._shortest = engines[self.name(work.arm)].call(serve)
+        return cells
 
 
 def grid_facts(
-    settings: BreakEven | ProfileCheck, grid: GridSettings, serving: GridEngines, found: Described
+    settings: BreakEven | ProfileCheck,
+    grid: GridSettings,
+    serving: GridEngines,
+    found: runner.Described,
 ) -> GridFacts:
     """What is measured here, and on what; engines are described by themselves."""
-    engine = found[serving.name("mepic")]
-    facts = provenance.facts(*provenance.ENGINE, device=settings.device, commit=settings.commit)
+    engine, facts = found[serving.name("mepic")], runner.facts_of(settings)
     graphs = {arm: found[serving.name(arm)]["graph_tokens"] for arm in ARMS}
     return GridFacts(
         hardware=str(facts["gpu"]),
         versions={name: str(facts[name]) for name in ("driver", "torch", "vllm", "commit")},
-        model=models.resolve(settings.served).label,
+        model=facts["model"],
         dtype=settings.served_dtype,
         block_bytes=int(str(engine["block_bytes"])),
         pool=grid.pool,
@@ -454,6 +412,31 @@ def grid_facts(
     )
 
 
+class FactsRecord:
+    """A record of the runner in a file of its own format, which other processes may add to, too.
+
+    `facts_of` gives those of the engines that are measured here. The first error ends a call.
+    """
+
+    def __init__(self, path: Path, facts_of: Callable[[runner.Described], GridFacts]) -> None:
+        self.path, self._facts_of = path, facts_of
+        self.start: float | None = None
+        self.seconds: Mapping[str, Sequence[float]] = {}
+
+    def begin(self, engines: runner.Engines, described: runner.Described, seconds: float) -> None:
+        """Raise IncomparableRuns if the file was measured with other engines."""
+        self.start = seconds
+        self.join(self._facts_of(described))
+
+    def join(self, facts: GridFacts) -> None:
+        """Read the file, or begin it. Raises IncomparableRuns for other facts in it."""
+        raise NotImplementedError
+
+    def fail(self, cell: runner.Cell, error: PicBenchError) -> None:
+        """Raise the error."""
+        raise error
+
+
 def refuse_other_engines(
     path: Path, there: GridFacts, here: GridFacts, may_differ: Collection[str] = ()
 ) -> None:
@@ -461,15 +444,67 @@ def refuse_other_engines(
 
     Caveats may differ, and what is named.
     """
-
-    def named(facts: GridFacts) -> dict[str, Any]:
-        found = asdict(facts) | {"caveat": None}
-        return {**found.pop("versions"), **found}
-
-    read, mine = named(there), named(here)
+    read, mine = ({**facts.versions, **asdict(facts)} for facts in (there, here))
     for name in read | mine:
-        if name not in may_differ and read.get(name) != mine.get(name):
+        known = name in ("caveat", "versions", *may_differ)
+        if not known and read.get(name) != mine.get(name):
             raise IncomparableRuns(
                 f"{path}: was measured with {name} {read.get(name)}, here is {mine.get(name)}",
                 hint="name another `output`",
             )
+
+
+class QuietCores:
+    """Moves the calling thread to a quiet core. It may use all of its cores before and afterwards.
+
+    `shortest` is the shortest loop of others on this machine: all cores may be busy at the moment.
+    """
+
+    def __init__(self, shortest: float = inf) -> None:
+        self.shortest, self._cores = shortest, own_cores()
+        self._others = cycle(self._cores)
+        self._is_quiet()
+        for core in self._cores:
+            move_to(core)
+            self._is_quiet()
+
+    def settle(self) -> bool:
+        """Stay on a quiet core, or look for one; whether there is one."""
+        if self._is_quiet():
+            return True
+        for core in islice(self._others, len(self._cores)):
+            move_to(core)
+            if self._is_quiet():
+                return True
+        return False
+
+    def _is_quiet(self) -> bool:
+        took = time_loop()
+        self.shortest = min(self.shortest, took)
+        return took <= _QUIET * self.shortest
+
+
+def time_loop() -> float:
+    """Seconds of a short loop of Python, which needs nothing but its core."""
+    times = []
+    for _ in range(_LOOPS):
+        began, total = time.perf_counter(), 0
+        for number in _LOOP:
+            total += number
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def own_cores() -> Sequence[int]:
+    """The cores that this thread may use; none where the system cannot say, or move it."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else ()
+
+
+def move_to(core: int) -> None:
+    """Move this thread to a core, which it may leave again; it stays where a core has gone."""
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {core})
+    except OSError:
+        return
+    os.sched_setaffinity(0, allowed)

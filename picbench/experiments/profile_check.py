@@ -7,34 +7,19 @@ control: a point of the grid that computes about as much, which says how slow th
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from functools import partial
 from math import inf, log
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
-from typing import NamedTuple
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from picbench.engines.algorithms import Registry
-from picbench.errors import ConfigError, IncomparableRuns, PicBenchError, first_refusal
-from picbench.experiments.grid import (
-    ARMS,
-    DATA,
-    IDS,
-    CellWork,
-    GridEngines,
-    GridSettings,
-    SampleBatch,
-    draw_traffic,
-    engine_config,
-    grid_facts,
-    plan_grid,
-    read_grids,
-    refuse_other_engines,
-)
+from picbench.errors import ConfigError, IncomparableRuns, first_refusal
+from picbench.experiments import grid
+from picbench.experiments.grid import ARMS
 from picbench.files import locked, write_json, write_whole
 from picbench.profile.grid import (
     ALONE,
@@ -48,28 +33,10 @@ from picbench.profile.grid import (
     links_chunks,
 )
 from picbench.profile.predictor import GridPredictor
-from picbench.profile.profile import (
-    ArmProfile,
-    TraceProfile,
-    mean_size,
-    profile_trace,
-)
+from picbench.profile.profile import ArmProfile, TraceProfile, mean_size, profile_trace
 from picbench.profile.traces import Encode, read_trace_file
+from picbench.run import runner
 from picbench.run.measurements import Outcome, ProfileCheck
-from picbench.run.runner import (
-    UNFINISHED,
-    Cell,
-    CellRecord,
-    Described,
-    Engines,
-    ExperimentPlan,
-    Launcher,
-    Say,
-    TimeBudget,
-    run,
-    say,
-    share,
-)
 from picbench.tables.page import page
 from picbench.tables.table import NOTHING, table
 from picbench.workloads.sample import Sample
@@ -86,22 +53,9 @@ SEED = 77
 #: Errors up to this share are what is promised.
 WITHIN = 0.15
 
-_HEAD = (
-    "trace",
-    "arm",
-    "figure",
-    "measured",
-    "predicted",
-    "error",
-    "spread",
-    "error at the grid's speed",
-    "predicted range",
-    "verdict",
-    "in the grid's range",
-)
-
-#: The point of a control, and what an arm took there.
+#: The point of a control, and what an arm took there, or its traffic from an empty cache.
 ControlCell = tuple[GridPoint, ArmCell]
+GridControl = tuple[GridPoint, Sequence[Sample]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +76,9 @@ class UnseenTrace:
 
     def draw(self, seed: int) -> Stream:
         """Draw the requests."""
+        tokens, length = self.chunk_tokens, self.output
         corpus = from_tokens(
-            IDS, seed, pool=self.corpus, chunk_tokens=self.chunk_tokens, max_tokens=self.output
+            grid.IDS, seed, pool=self.corpus, chunk_tokens=tokens, max_tokens=length
         )
         wanted = Traffic(
             requests=self.requests, seed=seed, chunks=self.chunks, zipf=self.zipf, cached=self.reuse
@@ -133,7 +88,7 @@ class UnseenTrace:
 
 def read_traces() -> dict[str, tuple[UnseenTrace, ...]]:
     """The traces that are served, by device."""
-    found = yaml.safe_load(DATA.read_text(encoding="utf-8"))
+    found = yaml.safe_load(grid.DATA.read_text(encoding="utf-8"))
     return TypeAdapter(dict[str, tuple[UnseenTrace, ...]]).validate_python(found["traces"])
 
 
@@ -172,12 +127,8 @@ class CheckedRepeats:
     @property
     def quiet(self) -> float | None:
         """The share of the requests alone that began on a quiet core; None if any is not known."""
-        shares = [
-            serving.alone.quiet
-            for repeat in self.repeats
-            for arms in repeat.traces.values()
-            for serving in arms.values()
-        ]
+        arms = (each for repeat in self.repeats for each in repeat.traces.values())
+        shares = [serving.alone.quiet for each in arms for serving in each.values()]
         known = [share for share in shares if share is not None]
         return fmean(known) if known and len(known) == len(shares) else None
 
@@ -196,87 +147,62 @@ def read_repeats(path: Path) -> CheckedRepeats | None:
         raise ConfigError(f"{path}: {reason}", hint="name another `output`") from error
 
 
-class RepeatsRecord:
-    """The repeats of a file, which other processes may add to, too.
+class RepeatsRecord(grid.FactsRecord):
+    """The repeats of a file.
 
-    `facts` gives those of the engines that are measured here, or refuses them; `keep` is called
-    with all repeats, by one process at a time. Raises IncomparableRuns for a file of other engines,
-    or of traces that were drawn with another seed.
+    `keep` is called with all repeats, by one process at a time. Raises IncomparableRuns for a file
+    of other engines, or of traces that were drawn with another seed.
     """
 
     def __init__(
         self,
         path: Path,
         seed: int,
-        facts: Callable[[Described], GridFacts],
+        facts: Callable[[runner.Described], GridFacts],
         keep: Callable[[CheckedRepeats], object],
     ) -> None:
-        self._path, self._seed, self._facts_of, self._keep = path, seed, facts, keep
-        self.start: float | None = None
-        self.seconds: dict[str, list[float]] = {}
+        super().__init__(path, facts)
+        self._seed, self._keep = seed, keep
         self.found = read_repeats(path)
         if self.found:
-            self._refuse_other_traces(self.found)
-            self._count(self.found)
+            self.join(self.found.facts)
 
-    def begin(self, engines: Engines, described: Described, seconds: float) -> None:
-        """Raise IncomparableRuns if the file has repeats of other engines."""
-        self.start, self.found = seconds, self._read(self._facts_of(described))
-        self._count(self.found)
+    def join(self, facts: GridFacts) -> None:
+        """See `FactsRecord`. Raises IncomparableRuns for traces of another seed, too."""
+        found = read_repeats(self.path) or CheckedRepeats(facts, (), self._seed)
+        grid.refuse_other_engines(self.path, found.facts, facts)
+        if found.seed != self._seed:
+            raise IncomparableRuns(
+                f"{self.path}: its traces were drawn with seed {found.seed}, not {self._seed}",
+                hint="name another `output`, or that `seed`",
+            )
+        self.found = found
+        known = {_name(one.number): [0.0] for one in found.repeats}
+        self.seconds = {**known, **self.seconds}
 
-    def note(self, cell: Cell, number: int, figures: _Served, seconds: float) -> None:
+    def note(self, cell: runner.Cell, number: int, figures: _Served, seconds: float) -> None:
         """Add a repeat to the file; one that it has already stays."""
         assert self.found is not None
-        with locked(self._path):
-            found = self._read(self.found.facts)
-            known = {one.number: one for one in found.repeats}
+        with locked(self.path):
+            self.join(self.found.facts)
+            known = {one.number: one for one in self.found.repeats}
             known.setdefault(cell.rank, CheckedRepeat(cell.rank, figures))
-            found = replace(found, repeats=[known[one] for one in sorted(known)])
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._path, {"schema": _SCHEMA} | asdict(found))
-        self._count(found)
-        self.seconds[cell.name] = [seconds]
+            found = replace(self.found, repeats=[known[one] for one in sorted(known)])
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.path, {"schema": _SCHEMA} | asdict(found))
+        self.seconds = {**self.seconds, cell.name: [seconds]}
         self.write()
 
     def write(self) -> None:
         """Write what is made of all repeats that there are, those of other processes among them."""
         assert self.found is not None
-        with locked(self._path):
-            self.found = self._read(self.found.facts)
+        with locked(self.path):
+            self.join(self.found.facts)
             self._keep(self.found)
-
-    def fail(self, cell: Cell, error: PicBenchError) -> None:
-        """Raise the error."""
-        raise error
-
-    def _read(self, facts: GridFacts) -> CheckedRepeats:
-        found = read_repeats(self._path) or CheckedRepeats(facts, (), self._seed)
-        refuse_other_engines(self._path, found.facts, facts)
-        self._refuse_other_traces(found)
-        return found
-
-    def _refuse_other_traces(self, found: CheckedRepeats) -> None:
-        if found.seed != self._seed:
-            raise IncomparableRuns(
-                f"{self._path}: its traces were drawn with seed {found.seed}, not {self._seed}",
-                hint="name another `output`, or that `seed`",
-            )
-
-    def _count(self, found: CheckedRepeats) -> None:
-        for repeat in found.repeats:
-            self.seconds.setdefault(_name(repeat.number), [0.0])
 
 
 def _name(number: int) -> str:
     return f"repeat {number}"
-
-
-class CheckVerdict(StrEnum):
-    """Whether a prediction is as good as promised."""
-
-    HOLDS = "holds"
-    AT_SPEED = "at the grid's speed"
-    FAILS = "fails"
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,28 +243,30 @@ class CheckedFigure:
         return self.predicted / median(at_speed) - 1
 
     @property
-    def verdict(self) -> CheckVerdict:
-        """By the errors."""
+    def verdict(self) -> str:
+        """Whether the prediction is as good as promised, by the errors."""
         if abs(self.error) <= WITHIN:
-            return CheckVerdict.HOLDS
-        return CheckVerdict.AT_SPEED if abs(self.error_at_speed) <= WITHIN else CheckVerdict.FAILS
+            return "holds"
+        return "at the grid's speed" if abs(self.error_at_speed) <= WITHIN else "fails"
 
-    def row(self) -> tuple[str, ...]:
-        """The figure in the columns `_HEAD`."""
+    def columns(self) -> dict[str, str]:
+        """The figure as a row of the page, by heading."""
         low, high = min(self.measured), max(self.measured)
-        return (
-            self.trace,
-            self.arm,
-            self.figure,
-            f"{median(self.measured):.4g} ({low:.4g} - {high:.4g})",
-            f"{self.predicted:.4g}",
-            f"{self.error:+.0%}",
-            f"{high / low:.2f}",
-            f"{self.error_at_speed:+.0%}" if self.slowness else NOTHING,
-            f"{self.within[0]:.4g} - {self.within[1]:.4g}" if self.within else NOTHING,
-            self.verdict,
-            "yes" if self.inside else "no",
-        )
+        at_speed = f"{self.error_at_speed:+.0%}" if self.slowness else NOTHING
+        within = f"{self.within[0]:.4g} - {self.within[1]:.4g}" if self.within else NOTHING
+        return {
+            "trace": self.trace,
+            "arm": self.arm,
+            "figure": self.figure,
+            "measured": f"{median(self.measured):.4g} ({low:.4g} - {high:.4g})",
+            "predicted": f"{self.predicted:.4g}",
+            "error": f"{self.error:+.0%}",
+            "spread": f"{high / low:.2f}",
+            "error at the grid's speed": at_speed,
+            "predicted range": within,
+            "verdict": self.verdict,
+            "in the grid's range": "yes" if self.inside else "no",
+        }
 
 
 def summarise_figures(found: Sequence[CheckedFigure]) -> str:
@@ -368,12 +296,18 @@ def render_figures(
     done: CheckedRepeats, predictor: GridPredictor, found: Sequence[CheckedFigure]
 ) -> str:
     """The page of all repeats, in Markdown."""
-    grid, calibration, facts = predictor.grid, predictor.calibration, done.facts
+    measured, calibration, facts = predictor.grid, predictor.calibration, done.facts
     at_speed = f"At the speed of: {calibration.about()} " if calibration else ""
-    quiet = (
-        f" {done.quiet:.0%} of the requests alone began on a core that nothing else used."
-        if done.quiet is not None
-        else ""
+    quiet = ""
+    if done.quiet is not None:
+        quiet = f" {done.quiet:.0%} of the requests alone began on a core that nothing else used."
+    kinds: dict[str, list[float]] = {}
+    for one in found:
+        kinds.setdefault(f"{one.trace}, {one.figure}", []).extend(one.slowness)
+    slowness = ", ".join(
+        f"{kind}: {median(slow):.2f} ({min(slow):.2f} - {max(slow):.2f})"
+        for kind, slow in kinds.items()
+        if slow
     )
     return page(
         "What `picbench profile` predicts, against engines",
@@ -381,46 +315,29 @@ def render_figures(
         f"{facts.model}, {facts.dtype}, {facts.hardware}, commit {facts.versions['commit'][:7]}. "
         f"{facts.caveat and facts.caveat.rstrip('.') + '. '}"
         f"Median (lowest - highest) of {len(done.repeats)} repeats, arms in a new order in each; "
-        f"spread is highest over lowest. Predicted from: {grid.about()} {at_speed}TTFT: median of "
-        "requests alone, from an empty cache; "
-        f"requests a second and KV: {grid.facts.running} at a time.{quiet}",
+        f"spread is highest over lowest. Predicted from: {measured.about()} {at_speed}TTFT: "
+        "median of requests alone, from an empty cache; "
+        f"requests a second and KV: {measured.facts.running} at a time.{quiet}",
         "Between them each arm served points of the grid again that compute about as much: how "
         f"much longer they took than the {'calibrated ' if calibration else ''}grid says, in the "
         "median over the arms that map chunks "
         "and over the others, is how slow the machine was for them in that repeat "
-        f"({', '.join(_slowness(found))}). `at the grid's speed` has that divided out.",
+        f"({slowness}). `at the grid's speed` has that divided out.",
         *graph_warnings(facts, predictor),
         f"{summarise_figures(found)}.",
-        table(_HEAD, [one.row() for one in found]),
+        table(list(found[0].columns()), [[*one.columns().values()] for one in found]),
     )
-
-
-def _slowness(found: Sequence[CheckedFigure]) -> Iterator[str]:
-    """The machine's slowness, trace by trace and figure by figure, over arms of both kinds."""
-    kinds: dict[tuple[str, str], list[float]] = {}
-    for one in found:
-        kinds.setdefault((one.trace, one.figure), []).extend(one.slowness)
-    for (trace, figure), slow in kinds.items():
-        if slow:
-            yield f"{trace}, {figure}: {median(slow):.2f} ({min(slow):.2f} - {max(slow):.2f})"
-
-
-class GridControl(NamedTuple):
-    """A point of the grid, with its traffic from an empty cache."""
-
-    point: GridPoint
-    samples: Sequence[Sample]
 
 
 class GridControls:
     """Chooses controls for arms on traces."""
 
-    def __init__(self, grid: MeasuredGrid, settings: GridSettings) -> None:
+    def __init__(self, measured: MeasuredGrid, settings: grid.GridSettings) -> None:
         self._settings = settings
         parse = Registry().parse
-        self._links = {arm: links_chunks(parse(arm)) for arm in grid.arms}
-        self._cells = grid.points()
-        self._traffic = {traffic.point: traffic for traffic in reversed(plan_grid(settings))}
+        self._links = {arm: links_chunks(parse(arm)) for arm in measured.arms}
+        self._cells = measured.points()
+        self._traffic = {t.point: t for t in reversed(grid.plan_grid(settings))}
 
     def choose(self, profile: TraceProfile, arm: ArmProfile, load: str) -> GridControl:
         """The point of a load whose mean request is the most like the arm's on a trace.
@@ -432,58 +349,38 @@ class GridControls:
             arm.counted.computed / max(1, arm.counted.requests),
             mean_size(arm.sizes).output if arm.sizes else 1.0,
         )
-        links = links_chunks(arm.algorithm)
-        planned = {
-            traffic: _distance(size, wanted)
-            for point, traffic in self._traffic.items()
-            if point.load == load and (size := self._size(point, links)) is not None
-        }
+        links, planned = links_chunks(arm.algorithm), {}
+        for point, traffic in self._traffic.items():
+            arms = (c.arms.items() for c in self._cells.get(point, ()))
+            cells = [cell for each in arms for arm, cell in each if self._links[arm] is links]
+            if point.load == load and cells:
+                prompt, computed = fmean(c.prompt for c in cells), fmean(c.computed for c in cells)
+                size = prompt, computed, float(point.output)
+                pairs = zip(size, wanted, strict=True)
+                planned[traffic] = sum(abs(log(one / other)) for one, other in pairs)
         if not planned:
             raise ConfigError(f"the grid has no cells of {load} requests", hint="measure it again")
         nearest = min(planned, key=planned.__getitem__)
-        return GridControl(nearest.point, draw_traffic(nearest, self._settings).cold.samples)
-
-    def _size(self, point: GridPoint, links: bool) -> tuple[float, float, float] | None:
-        """What the arms of a kind computed at a point, in the mean."""
-        cells = [
-            cell
-            for measured in self._cells.get(point, ())
-            for arm, cell in measured.arms.items()
-            if self._links[arm] is links
-        ]
-        if not cells:
-            return None
-        prompt, computed = fmean(c.prompt for c in cells), fmean(c.computed for c in cells)
-        return prompt, computed, float(point.output)
-
-
-def _distance(size: Sequence[float], wanted: Sequence[float]) -> float:
-    return sum(abs(log(one / other)) for one, other in zip(size, wanted, strict=True))
-
-
-class MachineSlowness(NamedTuple):
-    """How many times as long a machine takes as the grid says: first tokens, bursts."""
-
-    ttft: float
-    seconds: float
+        return nearest.point, grid.draw_traffic(nearest, self._settings).cold.samples
 
 
 def slowness_by_kind(
     predictor: GridPredictor, served: Mapping[str, Sequence[ControlCell]]
-) -> dict[bool, MachineSlowness]:
-    """How slow the machine was in one repeat, for arms that map chunks, and for those that do not.
+) -> dict[bool, tuple[float, float]]:
+    """How many times as long the machine took in one repeat as the grid says: TTFT, bursts.
 
-    `served` are two controls of each arm: alone, and in a burst. The median over arms of a kind.
+    For arms that map chunks, and for those that do not, the median over arms. `served` are two
+    controls of each arm: alone, and in a burst.
     """
-    registry, found = Registry(), dict[bool, list[MachineSlowness]]()
+    registry, found = Registry(), dict[bool, list[tuple[float, float]]]()
     for arm, (alone, burst) in served.items():
         ttft = predictor.predict_cell(arm, *alone).ttft_s
         rate = predictor.predict_cell(arm, *burst).requests_s
         if ttft and rate:
-            one = MachineSlowness(alone[1].ttft_s / ttft, rate / burst[1].requests_s)
+            one = alone[1].ttft_s / ttft, rate / burst[1].requests_s
             found.setdefault(links_chunks(registry.parse(arm)), []).append(one)
     return {
-        links: MachineSlowness(*map(median, zip(*each, strict=True)))
+        links: (median(one for one, _ in each), median(one for _, one in each))
         for links, each in found.items()
     }
 
@@ -520,14 +417,14 @@ class CheckedTrace:
                     "TTFT, s",
                     [cell.ttft_s for cell in alone],
                     found.ttft_s,
-                    slowness=[speed.ttft for speed in speeds],
+                    slowness=[speed for speed, _ in speeds],
                     within=found.ttft_s_range,
                 )
                 yield figure(
                     "requests/s",
                     [cell.requests_s for cell in together],
                     found.requests_s,
-                    slowness=[speed.seconds for speed in speeds],
+                    slowness=[speed for _, speed in speeds],
                     rate=True,
                     within=found.requests_s_range,
                 )
@@ -535,23 +432,20 @@ class CheckedTrace:
 
 
 def _read_traces(
-    settings: ProfileCheck, grid: GridSettings, measured: MeasuredGrid
+    settings: ProfileCheck, planned: grid.GridSettings, measured: MeasuredGrid, seed: int
 ) -> Iterator[CheckedTrace]:
     """Draw the traces of the device, profile them, and choose controls."""
-    controls, arms = GridControls(measured, grid), list(map(Registry().parse, ARMS))
+    controls, arms = GridControls(measured, planned), list(map(Registry().parse, ARMS))
     for trace in read_traces()[settings.device]:
-        stream = trace.draw(SEED if settings.seed is None else settings.seed)
+        stream = trace.draw(seed)
         path = settings.output / f"{trace.name}.jsonl"
         write_requests(path, Header(dataset="synthetic", synthetic=True), stream)
         opened, facts = read_trace_file(path, _no_texts), measured.facts
         profile = profile_trace(trace.name, opened, arms, running=facts.running, facts=facts)
-        chosen = {
-            arm.algorithm.spec: (
-                controls.choose(profile, arm, ALONE),
-                controls.choose(profile, arm, BURST),
-            )
-            for arm in profile.arms
-        }
+        chosen = {}
+        for arm in profile.arms:
+            alone, burst = (controls.choose(profile, arm, load) for load in (ALONE, BURST))
+            chosen[arm.algorithm.spec] = alone, burst
         yield CheckedTrace(trace.name, stream.samples, profile, chosen)
 
 
@@ -560,14 +454,14 @@ def _no_texts() -> Encode:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedRepeat(Cell):
+class ServedRepeat(runner.Cell):
     """A repeat of all traces as a cell of the runner; its rank is its number, from 0."""
 
     traces: Sequence[CheckedTrace] = field(kw_only=True)
     running: int = field(kw_only=True)
-    serving: GridEngines = field(kw_only=True)
+    serving: grid.GridEngines = field(kw_only=True)
 
-    def serve(self, engines: Engines, number: int) -> dict[str, dict[str, CheckedServing]]:
+    def serve(self, engines: runner.Engines, number: int) -> dict[str, dict[str, CheckedServing]]:
         """Serve each trace under all arms, in an order of its own."""
         return {
             trace.name: {
@@ -577,29 +471,30 @@ class ServedRepeat(Cell):
             for trace in self.traces
         }
 
-    def _serve(self, engines: Engines, trace: CheckedTrace, arm: str) -> CheckedServing:
+    def _serve(self, engines: runner.Engines, trace: CheckedTrace, arm: str) -> CheckedServing:
         """Serve a control and the trace, alone without replies, and together."""
         cells: list[ArmCell] = []
         stock = arm in self.serving.stock
-        for control, at_once in zip(trace.controls[arm], (1, self.running), strict=True):
-            for each in (control.samples, trace.samples):
+        for (_, samples), at_once in zip(trace.controls[arm], (1, self.running), strict=True):
+            for each in (samples, trace.samples):
                 alone = [replace(sample, max_tokens=1) for sample in each]
-                batch = SampleBatch(alone if at_once == 1 else each)
-                cells += self.serving.serve(engines, CellWork(arm, [batch], at_once, stock))
-        one, other = (control.point for control in trace.controls[arm])
+                batch = grid.SampleBatch(alone if at_once == 1 else each)
+                work = grid.CellWork(arm, [batch], at_once, stock)
+                cells += self.serving.serve(engines, work)
+        one, other = (point for point, _ in trace.controls[arm])
         return CheckedServing(cells[1], cells[3], ((one, cells[0]), (other, cells[2])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatsPlan(ExperimentPlan):
+class RepeatsPlan(runner.ExperimentPlan):
     """A repeat takes as long as the longest of this call."""
 
-    def expected(self, cell: Cell, record: CellRecord) -> float:
+    def expected(self, cell: runner.Cell, record: runner.CellRecord) -> float:
         """See `ExperimentPlan`."""
         return max((max(seconds) for seconds in record.seconds.values()), default=0.0)
 
 
-class RepeatsBudget(TimeBudget):
+class RepeatsBudget(runner.TimeBudget):
     """A budget in which the first repeat begins in any case."""
 
     _begun = False
@@ -611,7 +506,10 @@ class RepeatsBudget(TimeBudget):
 
 
 def check_profile(
-    settings: ProfileCheck, predictor: GridPredictor, say: Say, launcher: Launcher | None = None
+    settings: ProfileCheck,
+    predictor: GridPredictor,
+    say: runner.Say,
+    launcher: runner.Launcher | None = None,
 ) -> tuple[list[CheckedFigure], bool]:
     """Measure the repeats that are left, as long as there is time.
 
@@ -622,14 +520,14 @@ def check_profile(
     Raises ConfigError for a part without repeats, and for a grid of another model than is served,
     and IncomparableRuns for repeats of other engines, or of other traces, in the folder.
     """
-    if not share(range(settings.repeats), settings.part):
+    if not runner.share(range(settings.repeats), settings.part):
         part = f"{settings.part[0]}/{settings.part[1]}"
         raise ConfigError(f"`part` {part}: no repeat of {settings.repeats} is its own")
-    grid, serving = read_grids()[settings.device], GridEngines(settings.device)
+    planned, serving = grid.read_grids()[settings.device], grid.GridEngines(settings.device)
     found: list[CheckedFigure] = []
 
-    def facts_of(described: Described) -> GridFacts:
-        facts = grid_facts(settings, grid, serving, described)
+    def facts_of(described: runner.Described) -> GridFacts:
+        facts = grid.grid_facts(settings, planned, serving, described)
         _refuse_other_models(facts, predictor)
         for warning in graph_warnings(facts, predictor):
             say(f"warning: {warning}")
@@ -645,34 +543,33 @@ def check_profile(
     if record.found is not None:
         _refuse_other_models(record.found.facts, predictor)
     with locked(settings.output):  # Processes that share a folder write and read them in turn.
-        traces = list(_read_traces(settings, grid, predictor.grid))
+        traces = list(_read_traces(settings, planned, predictor.grid, seed))
     running = predictor.grid.facts.running
-    cells = [
-        ServedRepeat(_name(number), rank=number, traces=traces, running=running, serving=serving)
-        for number in range(settings.repeats)
-    ]
-    engines = serving.configs(engine_config(settings, grid))
     plan = RepeatsPlan(
-        name="profile", facts={}, engines=engines, cells=cells, rounds=1, part=settings.part
+        name="profile",
+        facts={},
+        engines=serving.configs(settings, planned),
+        cells=[
+            ServedRepeat(_name(n), rank=n, traces=traces, running=running, serving=serving)
+            for n in range(settings.repeats)
+        ],
+        rounds=1,
+        part=settings.part,
     )
-    run(plan, record, say, RepeatsBudget(settings.seconds), launcher)
+    runner.run(plan, record, say, RepeatsBudget(settings.seconds), launcher)
     if not found:
         record.write()
     return found, plan.done(record)
 
 
 def _refuse_other_models(facts: GridFacts, predictor: GridPredictor) -> None:
-    if facts.model != predictor.grid.facts.model:
-        raise ConfigError(
-            f"the grid is of {predictor.grid.facts.model}, this is {facts.model}", hint="`model`"
-        )
+    model = predictor.grid.facts.model
+    if facts.model != model:
+        raise ConfigError(f"the grid is of {model}, this is {facts.model}", hint="`model`")
 
 
 def write_figures(
-    output: Path,
-    done: CheckedRepeats,
-    predictor: GridPredictor,
-    found: Sequence[CheckedFigure],
+    output: Path, done: CheckedRepeats, predictor: GridPredictor, found: Sequence[CheckedFigure]
 ) -> None:
     """Write ``profile.json`` and ``profile.md``."""
     calibration = predictor.calibration
@@ -687,7 +584,9 @@ def write_figures(
     write_json(output / "profile.json", document)
 
 
-def measure(settings: ProfileCheck, launcher: Launcher | None = None, say: Say = say) -> Outcome:
+def measure(
+    settings: ProfileCheck, launcher: runner.Launcher | None = None, say: runner.Say = runner.say
+) -> Outcome:
     """Measure what is left, and write the page. Raises ConfigError as `check_profile` does."""
     measured = choose_grid(settings.grid)
     if measured is None:
@@ -695,4 +594,4 @@ def measure(settings: ProfileCheck, launcher: Launcher | None = None, say: Say =
     calibration = choose_calibration(settings.calibration, measured)
     predictor = GridPredictor(measured, calibration=calibration)
     _, done = check_profile(settings, predictor, say, launcher)
-    return Outcome(str(settings.output / "profile.md"), 0 if done else UNFINISHED)
+    return Outcome(str(settings.output / "profile.md"), 0 if done else runner.UNFINISHED)

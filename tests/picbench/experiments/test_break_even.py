@@ -11,6 +11,7 @@ from local_servers import LocalLauncher
 
 from picbench.errors import IncomparableRuns
 from picbench.experiments import break_even as measuring
+from picbench.experiments import grid as grids
 from picbench.experiments.break_even import (
     GridRecord,
     ServedTraffic,
@@ -166,7 +167,7 @@ def test_what_was_disturbed_is_measured_once_more(
         found = disturbed(own, 0.5 if cell.traffic == again[0] else 1.0)
         return {arm: {one.point.cache: one.arms[arm] for one in found} for arm in ARMS}
 
-    monkeypatch.setattr(measuring, "grid_facts", lambda *_: FACTS)
+    monkeypatch.setattr(grids, "grid_facts", lambda *_: FACTS)
     monkeypatch.setattr(measuring, "write_page", lambda *_: "")
     monkeypatch.setattr(ServedTraffic, "serve", serve)
     launcher = LocalLauncher()
@@ -183,7 +184,7 @@ def test_what_was_disturbed_is_measured_once_more(
 
 def test_a_grid_that_is_not_done_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measuring.add_cells(tmp_path / "grid.json", FACTS, measured(12).cells)
-    monkeypatch.setattr(measuring, "grid_facts", lambda *_: FACTS)
+    monkeypatch.setattr(grids, "grid_facts", lambda *_: FACTS)
     monkeypatch.setattr(measuring, "draw_ratios", lambda *_: None)
     done = measuring.measure(wanted(tmp_path, seconds=1e-9), LocalLauncher())
     assert done.code == 4

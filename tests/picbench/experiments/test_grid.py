@@ -1,5 +1,6 @@
 """Which traffic a grid has, in which order, its requests, and how engines serve them."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.experiments import grid
 from picbench.experiments.grid import (
@@ -21,14 +22,16 @@ from picbench.experiments.grid import (
     GridEngines,
     GridStage,
     GridTraffic,
+    QuietCores,
     SampleBatch,
-    ServedCells,
     draw_traffic,
     plan_grid,
     read_grids,
     serve_cells,
+    time_loop,
 )
-from picbench.profile.grid import ALONE, BURST
+from picbench.profile.grid import ALONE, BURST, ArmCell
+from picbench.run.measurements import BreakEven
 from picbench.run.runner import share
 from picbench.workloads.traffic.corpus import from_tokens
 
@@ -253,24 +256,23 @@ def test_requests_alone_begin_on_a_quiet_core_each(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(grid, "QuietCores", Cores)
     engine = Served()
-    served = serve_cells(cpu_work(4, running=1), 8.0, engine)  # type: ignore[arg-type]
+    [cell], shortest = serve_cells(cpu_work(4, running=1), 8.0, engine)  # type: ignore[arg-type]
     assert engine.calls == 4 * [(1, 1)]
-    [cell] = served.cells
-    assert served.shortest == 4.0
+    assert shortest == 4.0
     assert (cell.requests, cell.quiet, cell.ttft_s) == (4, 0.75, 0.5)
     assert cell.requests_s == pytest.approx(4 / (4 * 1.5))
 
 
 def test_without_quiet_cores_requests_alone_are_one_call() -> None:
     engine = Served()
-    served = serve_cells(cpu_work(4, running=1), None, engine)  # type: ignore[arg-type]
+    [cell], shortest = serve_cells(cpu_work(4, running=1), None, engine)  # type: ignore[arg-type]
     assert engine.calls == [(4, 1)]
-    assert (served.shortest, served.cells[0].quiet) == (None, None)
+    assert (shortest, cell.quiet) == (None, None)
 
 
 def test_a_burst_is_one_call() -> None:
     engine = Served()
-    [cell] = serve_cells(cpu_work(4, running=4), inf, engine).cells  # type: ignore[arg-type]
+    [cell], _ = serve_cells(cpu_work(4, running=4), inf, engine)  # type: ignore[arg-type]
     assert engine.calls == [(4, 4)]
     assert cell.requests_s == pytest.approx(4 / 1.5)
     assert cell.quiet in (0.0, 1.0)
@@ -282,16 +284,16 @@ class Server:
     def __init__(self, own: float) -> None:
         self.own, self.told = own, list[float | None]()
 
-    def call(self, function: Callable[[Any], Any]) -> ServedCells:
+    def call(self, function: Callable[[Any], Any]) -> tuple[list[ArmCell], float | None]:
         _, shortest = function.args  # type: ignore[attr-defined]
         self.told.append(shortest)
-        return ServedCells([], None if shortest is None else min(shortest, self.own))
+        return [], None if shortest is None else min(shortest, self.own)
 
 
 def test_stock_vllm_serves_what_it_can_on_a_gpu() -> None:
     for device, stock in (("cuda", {"full", "prefix", "reorder"}), ("cpu", set())):
         engines = GridEngines(device)
-        configs = engines.configs(EngineConfig(model="testbed", device=device))
+        configs = engines.configs(BreakEven(device=device), GRIDS[device])
         assert engines.stock == stock
         assert {arm for arm in ARMS if configs[engines.name(arm)].stock} == stock
 
@@ -309,3 +311,75 @@ def test_a_cpus_cores_are_taken_as_they_are() -> None:
     for arm in ("mepic", "full"):
         assert engines.serve(servers, CellWork(arm, (), 1, stock=False)) == []  # type: ignore[arg-type]
     assert servers["picbench"].told == [None, None]
+
+
+class Host:
+    """A thread on the first of a host's cores; loops take `speeds` seconds, each on its core."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *speeds: float) -> None:
+        self.speeds, self.core = list(speeds), 0
+        patch.setattr(grid, "own_cores", lambda: range(len(speeds)))
+        patch.setattr(grid, "move_to", lambda core: setattr(self, "core", core))
+        patch.setattr(grid, "time_loop", lambda: self.speeds[self.core])
+
+
+def test_a_thread_stays_on_a_quiet_core_and_leaves_a_busy_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(monkeypatch, 1.0, 1.0, 1.7, 1.0)
+    cores = QuietCores()
+    for speeds, before, after in (
+        ([1.7, 1.0, 1.7, 1.1], 3, 3),
+        ([1.7, 1.0, 1.7, 1.0], 2, 1),
+        ([1.7, 1.7, 1.7, 1.1], 1, 3),
+    ):
+        host.speeds, host.core = speeds, before
+        assert cores.settle()
+        assert host.core == after
+
+
+def test_a_host_that_is_busy_everywhere_is_known_by_what_others_met(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(monkeypatch, 1.7, 1.8, 1.7)
+    assert QuietCores().settle()
+    assert QuietCores().shortest == 1.7
+    cores = QuietCores(shortest=1.0)
+    assert not cores.settle()
+    host.speeds[1] = 0.9
+    assert cores.settle()
+    assert cores.shortest == 0.9
+
+
+@given(
+    st.lists(st.floats(0.5, 3.0), min_size=1, max_size=8),
+    st.lists(st.lists(st.floats(0.5, 3.0), min_size=8, max_size=8), max_size=5),
+)
+def test_a_quiet_core_is_found_if_there_is_one(
+    first: list[float], later: list[list[float]]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        host = Host(patch, *first)
+        cores = QuietCores()
+        assert cores.shortest == min(first)
+        for speeds in later:
+            host.speeds = speeds[: len(first)]
+            found = cores.settle()
+            assert found == any(speed <= 1.35 * cores.shortest for speed in host.speeds)
+            assert not found or host.speeds[host.core] <= 1.35 * cores.shortest
+
+
+def test_without_cores_to_choose_from_a_thread_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "own_cores", lambda: ())
+    monkeypatch.setattr(grid, "time_loop", iter((1.0, 1.0, 2.0)).__next__)
+    cores = QuietCores()
+    assert cores.settle()
+    assert not cores.settle()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be moved here")
+def test_a_thread_may_use_all_of_its_cores_afterwards() -> None:
+    allowed = os.sched_getaffinity(0)
+    QuietCores().settle()
+    assert os.sched_getaffinity(0) == allowed
+    assert 0 < time_loop() < 1

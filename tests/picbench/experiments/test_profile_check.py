@@ -10,7 +10,7 @@ from local_servers import LocalLauncher
 
 from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError, IncomparableRuns
-from picbench.experiments import profile_check
+from picbench.experiments import grid as grids
 from picbench.experiments.grid import (
     ARMS,
     CellWork,
@@ -24,7 +24,6 @@ from picbench.experiments.profile_check import (
     CheckedRepeat,
     CheckedRepeats,
     CheckedServing,
-    CheckVerdict,
     GridControls,
     RepeatsRecord,
     check_profile,
@@ -109,7 +108,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> SlowerEngines:
     """The engines of all arms, which `FACTS` describe."""
     found = SlowerEngines()
     monkeypatch.setattr(GridEngines, "serve", lambda _, __, work: found.serve(work))
-    monkeypatch.setattr(profile_check, "grid_facts", lambda *_: FACTS)
+    monkeypatch.setattr(grids, "grid_facts", lambda *_: FACTS)
     return found
 
 
@@ -145,12 +144,12 @@ def test_errors_are_those_of_the_median(check: Check, tmp_path: Path, said: list
         assert abs(one.error_at_speed) < 0.02, one
         if one.slowness:
             assert one.slowness == pytest.approx([1, 2], rel=0.02)
-            assert one.verdict is CheckVerdict.AT_SPEED
+            assert one.verdict == "at the grid's speed"
         else:
-            assert one.verdict is CheckVerdict.HOLDS
+            assert one.verdict == "holds"
     mepic = {one.figure: one for one in found if one.arm == "mepic" and one.trace == "popular"}
     assert mepic["computed tokens"].error < -0.3
-    assert mepic["TTFT, s"].verdict is CheckVerdict.FAILS
+    assert mepic["TTFT, s"].verdict == "fails"
     assert [line.split(":")[0] for line in said if line.startswith("repeat")] == [
         "repeat 0, round 1",
         "repeat 1, round 1",
@@ -186,7 +185,7 @@ def test_other_graphs_are_warned_of(
     check: Check, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = replace(FACTS, versions={"commit": "abc", "driver": "1"}, graph_tokens={"mepic": 1024})
-    monkeypatch.setattr(profile_check, "grid_facts", lambda *_: graphs)
+    monkeypatch.setattr(grids, "grid_facts", lambda *_: graphs)
     check(1)
     [warning] = [line for line in said if line.startswith("warning: ")]
     warning = warning.removeprefix("warning: ")
@@ -196,7 +195,7 @@ def test_other_graphs_are_warned_of(
 
 def test_a_grid_of_another_model_is_refused(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     other = GridFacts("b", {}, "other", "f", 1, 1, 1, "")
-    monkeypatch.setattr(profile_check, "grid_facts", lambda *_: other)
+    monkeypatch.setattr(grids, "grid_facts", lambda *_: other)
     with pytest.raises(ConfigError, match="the grid is of m, this is other"):
         check(1)
 
@@ -344,16 +343,16 @@ def figure(
 @pytest.mark.parametrize(
     ("measured", "predicted", "slowness", "verdict"),
     [
-        ([9.0, 10.0, 30.0], 11.5, 1.0, CheckVerdict.HOLDS),
-        ([9.0, 10.0, 30.0], 11.6, 1.0, CheckVerdict.FAILS),
-        ([20.0], 10.0, 2.0, CheckVerdict.AT_SPEED),
-        ([20.0], 30.0, 2.0, CheckVerdict.FAILS),
+        ([9.0, 10.0, 30.0], 11.5, 1.0, "holds"),
+        ([9.0, 10.0, 30.0], 11.6, 1.0, "fails"),
+        ([20.0], 10.0, 2.0, "at the grid's speed"),
+        ([20.0], 30.0, 2.0, "fails"),
     ],
 )
 def test_a_prediction_holds_for_the_median_or_at_the_grids_speed(
-    measured: list[float], predicted: float, slowness: float, verdict: CheckVerdict
+    measured: list[float], predicted: float, slowness: float, verdict: str
 ) -> None:
-    assert figure(measured, predicted, slowness).verdict is verdict
+    assert figure(measured, predicted, slowness).verdict == verdict
 
 
 def test_a_slow_machine_answers_fewer_requests() -> None:
@@ -414,19 +413,19 @@ def test_a_control_computes_about_as_much(
     shared: MeasuredGrid, arm: str, computed: int, reuse: float
 ) -> None:
     whole, own = profile(arm, 96, computed)
-    found = GridControls(shared, SETTINGS).choose(whole, own, ALONE)
-    assert (found.point.chunks, found.point.chunk_tokens) == (2, 48)
-    assert found.point.reuse == reuse
-    assert found.point.load == ALONE
-    [traffic] = [t for t in plan_grid(SETTINGS) if (t.point, t.seed) == (found.point, 0)]
-    assert found.samples == draw_traffic(traffic, SETTINGS).cold.samples
+    point, samples = GridControls(shared, SETTINGS).choose(whole, own, ALONE)
+    assert (point.chunks, point.chunk_tokens) == (2, 48)
+    assert point.reuse == reuse
+    assert point.load == ALONE
+    [traffic] = [t for t in plan_grid(SETTINGS) if (t.point, t.seed) == (point, 0)]
+    assert samples == draw_traffic(traffic, SETTINGS).cold.samples
 
 
 def test_a_control_is_about_as_long(shared: MeasuredGrid) -> None:
     whole, own = profile("prefix", 700, 650)
-    found = GridControls(shared, SETTINGS).choose(whole, own, BURST)
-    assert (found.point.chunks, found.point.chunk_tokens) == (6, 128)
-    assert found.point.load == BURST
+    point, _ = GridControls(shared, SETTINGS).choose(whole, own, BURST)
+    assert (point.chunks, point.chunk_tokens) == (6, 128)
+    assert point.load == BURST
 
 
 def test_a_grid_without_such_arms_is_refused(shared: MeasuredGrid) -> None:
@@ -454,7 +453,5 @@ def test_arms_that_map_chunks_have_a_speed_of_their_own(shared: MeasuredGrid) ->
 
     arms = {"full": served("full", 1.0), "prefix": served("prefix", 1.2)}
     found = slowness_by_kind(predictor, arms | {"mepic": served("mepic", 1.5)})
-    assert found[True].ttft == pytest.approx(1.5, rel=0.02)
-    assert found[True].seconds == pytest.approx(1.5, rel=0.02)
-    assert found[False].ttft == pytest.approx(1.1, rel=0.02)
-    assert found[False].seconds == pytest.approx(1.1, rel=0.02)
+    assert found[True] == pytest.approx((1.5, 1.5), rel=0.02)
+    assert found[False] == pytest.approx((1.1, 1.1), rel=0.02)
