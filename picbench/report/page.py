@@ -114,7 +114,8 @@ def _section(name: str, contents: RunContents, room: int) -> Mapping[str, Any]:
 
 def _overview(runs: Sequence[RunContents], margin: float) -> Iterator[tuple[Table, Sequence[str]]]:
     """All arms, and the first run against the others, with what stands beside all numbers."""
-    head = ("run", "arm", "requests", "score", "TTFT p50 ms", "blocks peak", "caution")
+    shown = [METRICS[name].title for name in (SCORE, "ttft_p50_ms", "peak_blocks")]
+    head = ("run", "arm", "requests", *shown, "caution")
     rows = [
         [
             run.name,

@@ -14,7 +14,7 @@ from picbench.store.reader import StoredSample
 from picbench.store.records import SampleRow
 from picbench.store.summary import BASELINE
 from picbench.store.writer import WORKLOAD
-from picbench.tables.metrics import SCORE, metrics_shown
+from picbench.tables.metrics import METRICS, SCORE, metrics_shown
 from picbench.tables.run import cache_lines
 from picbench.tables.table import NOTHING, Column, Shown, Table, Value
 
@@ -74,8 +74,8 @@ def with_interval(value: float | None, interval: Interval | None, pattern: str) 
 
 def decay_table(contents: RunContents) -> Iterator[Table]:
     """What caches gave over a steady stream, a row for each window; none of other runs."""
-    head = ["arm", "from request", "requests", "TTFT p50 ms", f"TTFT vs {BASELINE}"]
-    head += ["a cache without limits has", "found"]
+    titles = (METRICS[name].title for name in ("ttft_p50_ms", "ttft_vs_full"))
+    head = ["arm", "from request", "requests", *titles, "a cache without limits has", "found"]
     rows: list[list[Value]] = []
     for name, arm in contents.summaries.items():
         for window in arm.cache.decay if arm.cache is not None else ():
@@ -253,7 +253,8 @@ def _browsed(
     changes: Mapping[str, float],
     metric: str,
 ) -> BrowsedSample:
-    head = [Column("arm"), Column("reply"), Column(metric, 3), Column("outcome"), Column("TTFT ms")]
+    head = [Column("arm"), Column("reply"), Column(metric, 3), Column("outcome")]
+    head += [METRICS["ttft_ms"].column]
     head += [Column(title, 0) for title in ("reused", "linked", "compiled", "chunk blocks")]
     replies: list[list[Value]] = []
     for arm in sorted(rows, key=lambda arm: (arm != BASELINE, arm not in changes)):

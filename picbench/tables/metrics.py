@@ -15,9 +15,7 @@ from typing import Any, Literal
 
 from picbench.store.records import SampleRow
 from picbench.store.summary import ArmSummary, computed_tokens
-
-#: Which values are better.
-Better = Literal["lower", "higher"]
+from picbench.tables.table import Column, table
 
 #: Where a metric is shown: in tables of a closed and an open loop, in reports, in the status line.
 View = Literal["closed", "open", "report", "status"]
@@ -66,7 +64,7 @@ class Metric:
     _: KW_ONLY
     unit: str = ""
     digits: int = 1
-    better: Better | None = None
+    better: Literal["lower", "higher"] | None = None
     of_arm: Callable[[ArmSummary], float | None] | None = None
     of_row: Callable[[SampleRow], float | None] | None = None
     base: str | None = None
@@ -79,20 +77,16 @@ class Metric:
     rare: bool = False
 
     @property
-    def printed(self) -> str:
-        """The heading of a column on a terminal."""
-        below = self.unit and self.unit not in _SUFFIXES
-        return f"{self.heading}\n{self.unit}" if below else self.heading
-
-    @property
-    def title_unit(self) -> str:
-        """What a title has after the printed heading if values stand without their unit."""
-        return _SUFFIXES.get(self.unit, "")
+    def column(self) -> Column:
+        """The column of a table."""
+        if self.unit in _SUFFIXES:
+            return Column(self.heading, self.digits, _SUFFIXES[self.unit])
+        return Column(f"{self.heading}\n{self.unit}".strip(), self.digits)
 
     @property
     def title(self) -> str:
         """The heading on one line, with the unit."""
-        return " ".join(self.printed.split()) + self.title_unit
+        return self.column.title
 
     def value(self, arm: ArmSummary) -> float | None:
         """The value of an arm; None if nothing was measured."""
@@ -124,18 +118,14 @@ def metrics_shown(arms: Collection[ArmSummary], view: View | None = None) -> lis
     if view is None:
         view = "open" if any(arm.makespan_s is not None for arm in arms) else "closed"
     scored = "/".join(dict.fromkeys(arm.score.metric for arm in arms))
-    return [
-        replace(metric, heading=scored) if metric.name == SCORE and scored else metric
-        for metric in METRICS.values()
-        if view in metric.shown and _needed(metric, arms)
-    ]
-
-
-def _needed(metric: Metric, arms: Collection[ArmSummary]) -> bool:
-    values = [metric.value(arm) for arm in arms]
-    if metric.rare:
-        return any(values)
-    return not metric.optional or any(value is not None for value in values)
+    found = []
+    for metric in METRICS.values():
+        values = [metric.value(arm) for arm in arms]
+        needed = any(values) if metric.rare else any(value is not None for value in values)
+        if view in metric.shown and (needed or not (metric.rare or metric.optional)):
+            score = metric.name == SCORE and scored
+            found.append(replace(metric, heading=scored) if score else metric)
+    return found
 
 
 def metrics_paired(*pairings: Pairing) -> list[Metric]:
@@ -145,15 +135,12 @@ def metrics_paired(*pairings: Pairing) -> list[Metric]:
 
 def metrics_table() -> str:
     """The table of docs/metrics.md: every metric, in Markdown."""
+    rows = []
+    for m in METRICS.values():
+        usual = " or ".join(f"{allowed:g}" for allowed in sorted({*(m.usual or ())}))
+        rows.append((f"`{m.name}`", m.title, m.better or "", m.pairing or "", usual, m.meaning))
     head = ("name", "heading", "better", "compared", "a gate allows", "definition")
-    lines = [head, ["---"] * len(head), *map(_documented, METRICS.values())]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _documented(metric: Metric) -> tuple[str, ...]:
-    usual = "" if metric.usual is None else " or ".join(f"{u:g}" for u in sorted({*metric.usual}))
-    name, better, pairing = f"`{metric.name}`", metric.better or "", metric.pairing or ""
-    return name, metric.title, better, pairing, usual, metric.meaning
+    return table(head, rows) + "\n"
 
 
 _TABLE: tuple[View, ...] = ("closed", "open")
@@ -229,13 +216,6 @@ def _pool_share(name: str, heading: str, meaning: str, **more: Any) -> Metric:
 
     words = f"{meaning}, as a share of the pool"
     return Metric(name, heading, words, unit="%", better="lower", of_arm=share, **more)
-
-
-def _moved(name: str, meaning: str) -> Metric:
-    def total(arm: ArmSummary) -> int:
-        return sum(getattr(tier, name) for tier in arm.moved.values())
-
-    return _count(name, meaning, loose=True, of_arm=total)
 
 
 def _outcome(name: str, meaning: str) -> Metric:
@@ -427,8 +407,18 @@ _LISTED = (
         of_arm=_computed_pct,
         shown=_ALL,
     ),
-    _moved("loaded_bytes", "bytes that tiers gave to the KV pool"),
-    _moved("stored_bytes", "bytes that tiers got from the KV pool"),
+    _count(
+        "loaded_bytes",
+        "bytes that tiers gave to the KV pool",
+        loose=True,
+        of_arm=lambda arm: sum(tier.loaded_bytes for tier in arm.moved.values()),
+    ),
+    _count(
+        "stored_bytes",
+        "bytes that tiers got from the KV pool",
+        loose=True,
+        of_arm=lambda arm: sum(tier.stored_bytes for tier in arm.moved.values()),
+    ),
     _count(
         "failed",
         "requests without a result",

@@ -3,10 +3,10 @@
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from string import Formatter
 from typing import Any, Protocol
 
 from picbench.files import locked, write_json, write_whole
@@ -110,16 +110,12 @@ class FigureTable:
 
     def render(self, found: Found) -> str:
         """See `DrawnTable`."""
-        arms = self.columns or {arm: arm for arm in found}
-        rows = [
-            (
-                words,
-                *(column[name] for column in self.extra.values()),
-                *(spread(found[a].get(name), self.digits, counted=self.counted) for a in arms),
-            )
-            for name, words in self.rows.items()
-            if any(found[arm].get(name) for arm in arms)
-        ]
+        arms, rows = self.columns or {arm: arm for arm in found}, []
+        for name, words in self.rows.items():
+            measured = [found[arm].get(name) for arm in arms]
+            if any(measured):
+                texts = (spread(values, self.digits, counted=self.counted) for values in measured)
+                rows.append([words, *(column[name] for column in self.extra.values()), *texts])
         drawn = table((self.head, *self.extra, *arms.values()), rows, right=1)
         return paragraphs(self.heading, drawn) if rows else ""
 
@@ -135,32 +131,23 @@ class FigureRatio:
     name: str
     pairs: Sequence[tuple[tuple[str, str], tuple[str, str]]]
 
-    def value(self, found: Found) -> float | None:
-        """The ratio; None as long as it is not measured."""
-        known = [[found[arm].get(name) for arm, name in pair] for pair in self.pairs]
-        ratios = [median(a) / median(b) for a, b in known if a and b]
-        return max(ratios) if len(ratios) == len(known) else None
-
 
 def ratio_figures(ratios: Sequence[FigureRatio], found: Found) -> dict[str, dict[str, float]]:
     """Those that are measured, by group and name, as ``summary.json`` has them."""
     figures: dict[str, dict[str, float]] = {}
     for ratio in ratios:
-        value = ratio.value(found)
-        if value is not None:
-            figures.setdefault(ratio.group, {})[ratio.name] = value
+        known = [[found[arm].get(name) for arm, name in pair] for pair in ratio.pairs]
+        values = [median(a) / median(b) for a, b in known if a and b]
+        if len(values) == len(known):
+            figures.setdefault(ratio.group, {})[ratio.name] = max(values)
     return figures
 
 
 def filled(sentences: Sequence[str], figures: Mapping[str, float]) -> Iterator[str]:
     """Sentences with figures in place of their names; those are left out that lack any."""
     for sentence in sentences:
-        if _names(sentence) <= figures.keys():
-            yield sentence.format(**figures)
-
-
-def _names(sentence: str) -> set[str]:
-    return {name for _, name, _, _ in Formatter().parse(sentence) if name}
+        with suppress(KeyError):
+            yield sentence.format_map(figures)
 
 
 def first_lines(failures: Mapping[str, str]) -> Iterator[str]:
@@ -200,9 +187,6 @@ def update_summary(folder: Path, figures: Mapping[str, Any]) -> None:
     with locked(path):
         known = json.loads(path.read_text("utf-8")) if path.exists() else {}
         for key, value in figures.items():
-            before = known.get(key)
-            if isinstance(before, Mapping) and isinstance(value, Mapping):
-                known[key] = {**before, **value}
-            else:
-                known[key] = value
+            both = isinstance(value, Mapping) and isinstance(known.get(key), Mapping)
+            known[key] = {**known[key], **value} if both else value
         write_json(path, known)

@@ -27,9 +27,6 @@ _NAME = len("(simulated)")
 #: Characters of a line where there is no terminal.
 WIDTH = 140
 
-#: Longer than any line.
-_UNLIMITED = 10_000
-
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -113,27 +110,18 @@ class Table:
         numbers = [[number_of(value) is not None for value in row] for row in self.rows]
         return [any(row[index] for row in numbers) for index in range(len(self.columns))]
 
-    def texts(self) -> list[list[str]]:
-        """The values as they are shown."""
-        return [
-            [column.text(value) for column, value in zip(self.columns, row, strict=True)]
-            for row in self.rows
-        ]
-
-    def plain(self) -> list[list[str]]:
-        """The values for programs."""
-        return [
-            [column.plain(value) for column, value in zip(self.columns, row, strict=True)]
-            for row in self.rows
-        ]
+    def texts(self, *, plain: bool = False) -> list[list[str]]:
+        """The values as they are shown, or `plain` ones for programs."""
+        shown = [column.plain if plain else column.text for column in self.columns]
+        return [[text(v) for text, v in zip(shown, row, strict=True)] for row in self.rows]
 
     def markdown(self, *, right: int | None = None, plain: bool = False) -> str:
         """The table in Markdown, without title and notes, values as shown or `plain`.
 
         A value may have bars in it. See `table` for `right`.
         """
-        rows = self.plain() if plain else self.texts()
-        return table(self.head, [[text.replace("|", "\\|") for text in row] for row in rows], right)
+        rows = [[text.replace("|", "\\|") for text in row] for row in self.texts(plain=plain)]
+        return table(self.head, rows, right)
 
     def section(self, level: int = 3) -> str:
         """The table in Markdown under its title, with its notes, a line each."""
@@ -144,14 +132,14 @@ class Table:
         """The values as numbers and texts; a mean's deviation has a column ``... sd``."""
         import pandas as pd
 
-        columns: dict[str, Any] = {}
+        columns: dict[str, list[str | float | None]] = {}
         for index, title in enumerate(self.head):
             values = [row[index] for row in self.rows]
-            columns[title] = _series([_bare(value) for value in values])
-            deviations = [value.deviation if isinstance(value, Shown) else None for value in values]
-            if any(deviation is not None for deviation in deviations):
-                columns[f"{title} sd"] = _series(deviations)
-        return pd.DataFrame(columns)
+            shown = [value for value in values if isinstance(value, Shown)]
+            columns[title] = [_bare(value) for value in values]
+            if any(value.deviation is not None for value in shown):
+                columns[f"{title} sd"] = [getattr(value, "deviation", None) for value in values]
+        return pd.DataFrame({title: _series(values) for title, values in columns.items()})
 
     def csv(self) -> str:
         """The frame as CSV."""
@@ -162,7 +150,7 @@ class Table:
         import pandas as pd
 
         aligned = "".join("r" if numbers else "l" for numbers in self.numeric)
-        frame = pd.DataFrame(self.plain(), columns=self.head)
+        frame = pd.DataFrame(self.texts(plain=True), columns=self.head)
         return str(frame.to_latex(index=False, escape=True, column_format=aligned))
 
     def document(self) -> dict[str, Any]:
@@ -185,13 +173,13 @@ class Table:
         """
 
         def fits(drawn: RichTable) -> bool:
-            unlimited = options.update(max_width=_UNLIMITED)
+            unlimited = options.update(max_width=10_000)
             return Measurement.get(console, unlimited, drawn).maximum <= options.max_width
 
         if fits(self._lines(folded=True)):
             yield self._lines()
             return
-        left = list(range(len(self.rows)))
+        left = self.texts()
         while left:
             counts = range(len(left), 1, -1)
             count = next((n for n in counts if fits(self._turned(left[:n], folded=True))), 1)
@@ -208,17 +196,15 @@ class Table:
             drawn.add_row(*map(Text, row))
         return drawn
 
-    def _turned(self, numbers: Sequence[int], *, folded: bool = False) -> RichTable:
-        rows = [self.texts()[number] for number in numbers]
+    def _turned(self, rows: Sequence[Sequence[str]], *, folded: bool = False) -> RichTable:
         drawn = RichTable()
         drawn.add_column(self.columns[0].title, no_wrap=True)
         for name, *values in rows:
-            width = max(_NAME, *map(len, values))
-            heading = Text(name, overflow="fold")
-            drawn.add_column(heading, justify="right", max_width=width if folded else None)
-        for index, column in enumerate(self.columns[1:], 1):
-            texts = (Text(row[index], no_wrap=True, overflow="ellipsis") for row in rows)
-            drawn.add_row(column.title, *texts)
+            width = max(_NAME, *map(len, values)) if folded else None
+            drawn.add_column(Text(name, overflow="fold"), justify="right", max_width=width)
+        for title, *values in zip(self.head[1:], *(row[1:] for row in rows), strict=True):
+            texts = (Text(value, no_wrap=True, overflow="ellipsis") for value in values)
+            drawn.add_row(title, *texts)
         return drawn
 
 
