@@ -8,159 +8,84 @@ GPUs with one on one GPU, and with stock vLLM.
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from math import log2
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from picbench.engines.config import EngineConfig
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
-from picbench.experiments.waves import CostGuess, DecodeScene, as_stock, wave_arm, wave_engine
+from picbench.experiments.waves import (
+    DecodeScene,
+    as_stock,
+    compiled_kernels,
+    wave_arm,
+    wave_engine,
+)
 from picbench.figures.canvas import Panel
 from picbench.figures.panels import Spot, draw_lines
 from picbench.run import runner
 from picbench.run.measurements import DecodeUnderLoad, Outcome, Scaling
-from picbench.run.runner import ExperimentPlan, RoundsRecord, facts_of
+from picbench.run.runner import Cell, ExperimentPlan, RoundsRecord, ServedArm, facts_of
 from picbench.statistics.significance import paired_ratio
-from picbench.tables.page import (
-    WHERE,
-    Columns,
-    Found,
-    by_round,
-    first_lines,
-    mean_ratio,
-    page,
-    spread,
-    spreads,
-)
+from picbench.tables import page as pages
+from picbench.tables.page import WHERE, Columns, by_round, mean_ratio, spread, spreads
 from picbench.tables.table import table
 from picbench.workloads import models
 
-#: The arms: shared decode off and auto, stock vLLM; and with one common prefix, which prefix
-#: caching finds, stock vLLM and the engine with shared decode.
-OFF, AUTO, PREFIX, COMMON = "off", "auto", "prefix", "common"
-OWN_COMMON = "own-common"
+#: Shared decode off and auto, the engine of both, and stock vLLM.
+OFF, AUTO, OURS, STOCK = "off", "auto", "mepic", "stock"
 
-#: Engines that are compared on several GPUs, and the cell in which replies are.
-OURS, STOCK, REPLIES = "mepic", "stock", "replies"
-
-_NAMES = {
+#: Arms of the load: also stock vLLM, and both with one common prefix, which prefix caching finds.
+ARMS = {
     OFF: "picbench, each request reads its chunks (as at 198d84a)",
     AUTO: "picbench, shared decode",
-    PREFIX: "stock vLLM, prefix caching, as many as fit",
-    COMMON: "stock vLLM, one common prefix",
-    OWN_COMMON: "picbench, shared decode, one common prefix and no chunks",
+    "prefix": "stock vLLM, prefix caching, as many as fit",
+    "common": "stock vLLM, one common prefix",
+    "own-common": "picbench, shared decode, one common prefix and no chunks",
 }
 
-_COLUMNS: Columns = {
-    "tokens_s": ("tokens/s in all", 0),
-    "decode_tokens_s": ("tokens/s, decode", 0),
-    "tpot_ms": ("time per token, ms", 2),
-    "tpot_p99_ms": ("its p99, ms", 2),
-    "ttft_ms": ("TTFT, ms", 0),
-}
+#: The cell on several GPUs in which replies are.
+REPLIES = "replies"
+
+#: The load's scene, by device; and in what a first round may take: tokens of prompts a second, and
+#: seconds of a step that decodes.
+SCENES = {"cuda": DecodeScene(), "cpu": DecodeScene(4, 3, 6, 40, 9, 24)}
+SPEEDS = {"cuda": (18_000, 0.035), "cpu": (2_500, 0.03)}
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeSizes:
-    """What a device serves, by default a GPU; pools are in blocks.
-
-    `scene` is that of the load. Scenes of `degrees` of sharing have as many chunks as their pool
-    has room for, up to the load's. `lengths` of prompts on several GPUs are in chunks, and
-    `replies` is what the trained model is asked there. `costs` is what a first round may take.
-    """
-
-    scene: DecodeScene
-    replies: DecodeScene
-    costs: CostGuess
-    pool: int = 12_000
-    degrees: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
-    sharing_reply: int = 32
-    sharing_pool: int = 22_000
-    lengths: Sequence[int] = (16, 32, 64)
-    scaling_reply: int = 128
-    scaling_pool: int = 10_000
-    replies_pool: int = 1_000
-
-    def shared(self, degree: int, reply: int | None = None) -> DecodeScene:
-        """The scene in which `degree` requests read each chunk."""
-        scene = replace(self.scene, reply=reply or self.sharing_reply, even=True)
-        for chunks in range(scene.chunks, 0, -1):
-            found = replace(scene, chunks=chunks, corpus=scene.requests * chunks // degree)
-            if found.blocks <= self.sharing_pool:
-                break
-        return found
-
-    def scaled(self) -> list[DecodeScene]:
-        """The scenes on several GPUs: chunks are drawn from twice as many."""
-        return [
-            replace(self.scene, chunks=chunks, corpus=2 * chunks, reply=self.scaling_reply)
-            for chunks in self.lengths
-        ]
-
-
-#: By device. On a GPU three engines with the load's pools fit 139 GiB, or two with those of
-#: sharing; or two engines with the pools of several GPUs and half of two others.
-SIZES = {
-    "cuda": DecodeSizes(DecodeScene(), DecodeScene(8, 8, 16, 56, 24, 32), CostGuess(18_000, 0.035)),
-    "cpu": DecodeSizes(
-        DecodeScene(4, 3, 6, 40, 9, 24),
-        DecodeScene(2, 2, 4, 56, 24, 8),
-        CostGuess(2_500, 0.03),
-        pool=200,
-        degrees=(1, 2, 4),
-        sharing_reply=24,
-        sharing_pool=200,
-        lengths=(2, 3),
-        scaling_reply=12,
-        scaling_pool=200,
-        replies_pool=100,
-    ),
-}
+def wave_cell(name: str, device: str, scene: DecodeScene, arms: Mapping[str, ServedArm]) -> Cell:
+    """A cell of requests that decode together; a block of each chunk is computed."""
+    tokens_s, step_s = SPEEDS[device]
+    computed = scene.requests * (scene.chunks * BLOCK_SIZE + scene.question)
+    return Cell(name, arms, len(arms) * (computed / tokens_s + scene.reply * step_s))
 
 
 def load_plan(settings: DecodeUnderLoad) -> ExperimentPlan:
-    """One cell: the load, in all arms."""
-    sizes = SIZES[settings.device]
-    scene = replace(sizes.scene, reply=settings.reply or sizes.scene.reply)
-    config = wave_engine(settings, scene, sizes.pool)
-    alone = replace(scene, requests=scene.plain_fit(sizes.pool))
-    common = replace(scene, requests=scene.common_fit(sizes.pool))
-    arms = {
-        OFF: wave_arm(OFF, scene),
-        AUTO: wave_arm(AUTO, scene),
-        PREFIX: wave_arm(STOCK, alone),
-        COMMON: wave_arm(STOCK, common, common=True),
-        OWN_COMMON: wave_arm(AUTO, common, common=True),
-    }
-    facts = {"scene": asdict(scene), "prompt": scene.prompt, "pool": sizes.pool}
+    """One cell: the load, in all arms, of as many requests as fit the pool at a time."""
+    # On a GPU three engines with such pools fit 139 GiB.
+    device, pool = settings.device, {"cuda": 12_000, "cpu": 200}[settings.device]
+    scene = replace(SCENES[device], reply=settings.reply or SCENES[device].reply)
+    own, config = scene.text_blocks, wave_engine(settings, scene, pool)
+    chunks = scene.chunks * scene.length // BLOCK_SIZE
+    # In common all chunks of all are one prefix; alone nothing is shared.
+    common = replace(scene, requests=max(1, min(scene.requests, (pool - chunks - 1) // own)))
+    alone = replace(scene, requests=min(scene.requests, pool // (chunks + own)))
+    waves = (
+        wave_arm(OFF, scene),
+        wave_arm(AUTO, scene),
+        wave_arm(STOCK, alone),
+        wave_arm(STOCK, common, common=True),
+        wave_arm(AUTO, common, common=True),
+    )
+    facts = {"scene": asdict(scene), "prompt": scene.prompt, "pool": pool}
     return ExperimentPlan(
         name="decode-load",
         facts=facts_of(settings) | facts,
         engines=_ours(config) | {STOCK: as_stock(config)},
-        cells=[runner.Cell("load", arms, len(arms) * sizes.costs.wave(scene))],
-        rounds=settings.rounds,
-    )
-
-
-def sharing_plan(settings: DecodeUnderLoad) -> ExperimentPlan:
-    """A cell for each degree of sharing, in two arms."""
-    sizes = SIZES[settings.device]
-    scenes = {str(degree): sizes.shared(degree, settings.reply) for degree in sizes.degrees}
-    longest = max(scenes.values(), key=lambda scene: scene.prompt)
-    described = {degree: asdict(scene) for degree, scene in scenes.items()}
-    cells = []
-    for degree, scene in scenes.items():
-        # What steps that decode take is warmed up by those before, which compute the prompts.
-        arms = {arm: replace(wave_arm(arm, scene), warm_up=None) for arm in (OFF, AUTO)}
-        cells.append(runner.Cell(degree, arms, len(arms) * sizes.costs.wave(scene)))
-    return ExperimentPlan(
-        name="decode-sharing",
-        facts=facts_of(settings) | {"scenes": described, "pool": sizes.sharing_pool},
-        engines=_ours(wave_engine(settings, longest, sizes.sharing_pool)),
-        cells=cells,
+        cells=[wave_cell("load", device, scene, dict(zip(ARMS, waves, strict=True)))],
         rounds=settings.rounds,
     )
 
@@ -172,7 +97,7 @@ def _ours(config: EngineConfig) -> dict[str, EngineConfig]:
 def load_figures(record: RoundsRecord) -> dict[str, Any]:
     """The figures for ``summary.json``: ratios of tokens a second in all, milliseconds a token."""
     figures = record.cells["load"]
-    off, ours, prefix = (figures[arm]["tokens_s"] for arm in (OFF, AUTO, PREFIX))
+    off, ours, prefix = (figures[arm]["tokens_s"] for arm in (OFF, AUTO, "prefix"))
     return {
         "shared_decode": {
             "engine_throughput_vs_198d84a": paired_ratio(off, ours).value,
@@ -186,82 +111,36 @@ def render_load(record: RoundsRecord) -> str:
     """The page of the load, in Markdown."""
     if "load" not in record.cells:
         return ""
-    facts, figures = record.facts, record.cells["load"]
+    figures, ours = record.cells["load"], record.cells["load"][AUTO]
+    columns: Columns = {
+        "tokens_s": ("tokens/s in all", 0),
+        "decode_tokens_s": ("tokens/s, decode", 0),
+        "tpot_ms": ("time per token, ms", 2),
+        "tpot_p99_ms": ("its p99, ms", 2),
+        "ttft_ms": ("TTFT, ms", 0),
+    }
+    arms = {name: figures[arm] for arm, name in ARMS.items() if arm in figures}
     rows, ratios = [], []
-    for arm, name in _NAMES.items():
-        if arm not in figures:
-            continue
-        rows.append((name, f"{figures[arm]['in_flight'][0]:.0f}", *spreads(figures[arm], _COLUMNS)))
-        if arm != AUTO:
+    for name, arm in arms.items():
+        rows.append((name, f"{arm['in_flight'][0]:.0f}", *spreads(arm, columns)))
+        if arm is not ours:
             rates = ("tokens_s", "decode_tokens_s")
-            ratios.append((name, *(mean_ratio(figures[AUTO][r], figures[arm][r]) for r in rates)))
-    said = (
-        "{requests} requests in flight, {chunks} of {corpus} chunks of {length} tokens in a random "
-        "order and a question of {question}"
-    ).format(**facts["scene"])
-    return page(
+            ratios.append((name, *(mean_ratio(ours[rate], arm[rate]) for rate in rates)))
+    about = (
+        WHERE + " {scene[requests]} requests in flight, {scene[chunks]} of {scene[corpus]} chunks "
+        "of {scene[length]} tokens in a random order and a question of {scene[question]} "
+        "({prompt:,} tokens), replies of {scene[reply]}; chunks are in the pool, of {pool:,} "
+        "blocks in each engine. All engines are up at once and take turns; median (lowest - "
+        "highest), n={n}. Decode is from the last first token to the first end."
+    )
+    return pages.page(
         "Decoding of long requests that share chunks",
-        f"{WHERE.format(**facts)} {said} ({facts['prompt']:,} tokens), replies of "
-        f"{facts['scene']['reply']}; chunks are in the pool, of {facts['pool']:,} blocks in each "
-        "engine. All engines are up at once; arms take turns, another one first in each round, "
-        f"n={len(record.seconds['load'])}; median (lowest - highest). Decode is from the last "
-        "first token to the first end: there a step gives each request a token.",
-        table(("", "requests", *(name for name, _ in _COLUMNS.values())), rows, right=1),
+        about.format(**record.facts, n=len(record.seconds["load"])),
+        table(("", "requests", *(name for name, _ in columns.values())), rows, right=1),
         "Shared decode over the others, tokens a second; geometric mean over rounds (95 %).",
         table(("over", "in all", "decode"), ratios, right=1),
         _notes(record),
     )
-
-
-def render_sharing(record: RoundsRecord) -> str:
-    """The page of the degrees of sharing, in Markdown."""
-    if not record.cells:
-        return ""
-    rows, scenes = [], record.facts["scenes"]
-    for degree in sorted(record.cells, key=int):
-        off, auto = (record.cells[degree][arm] for arm in (OFF, AUTO))
-        rows.append(
-            (
-                degree,
-                f"{scenes[degree]['corpus']:,}",
-                f"{_prompt(scenes[degree]):,}",
-                *(spread(figures["tpot_ms"], 2) for figures in (off, auto)),
-                mean_ratio(auto["decode_tokens_s"], off["decode_tokens_s"]),
-            )
-        )
-    scene = next(iter(scenes.values()))
-    head = ("sharing", "corpus", "prompt tokens", "off, ms a token", "auto, ms a token", "speed-up")
-    return page(
-        "Decoding by how many requests share a chunk",
-        f"{WHERE.format(**record.facts)} {scene['requests']} requests decode together; each chunk "
-        f"of {scene['length']} tokens is in the prompts of as many of them as the first column "
-        "says, in an order of its own in each. Prompts are shorter where the corpus would not fit "
-        f"the pool of {record.facts['pool']:,} blocks. Both engines take turns; median (lowest - "
-        "highest) of the rounds' medians; speed-up: tokens a second in decode, shared over not, "
-        "geometric mean over rounds (95 %).",
-        table(head, rows, right=0),
-        _notes(record),
-    )
-
-
-def draw_sharing(record: RoundsRecord, base: Path) -> None:
-    """A line for each way of decoding: medians of rounds, from the lowest to the highest."""
-    degrees = {degree: log2(int(degree)) for degree in sorted(record.cells, key=int)}
-    names = {OFF: "each request\nreads its\nchunks", AUTO: "shared\ndecode"}
-    lines: dict[str, list[Spot]] = {name: [] for name in names.values()}
-    for arm, name in names.items():
-        for degree, place in degrees.items():
-            values = record.cells[degree][arm]["tpot_ms"]
-            lines[name].append(Spot(place, median(values), min(values), max(values)))
-    scenes = record.facts["scenes"]
-    ticks = {x: f"{degree}\n{_prompt(scenes[degree]) / 1000:.0f}k" for degree, x in degrees.items()}
-    what = "requests that read a chunk, and tokens of a prompt"
-    panel = Panel(what, "time per token, ms", WHERE.format(**record.facts))
-    draw_lines(panel, lines, ticks, base)
-
-
-def _prompt(scene: Mapping[str, int]) -> int:
-    return scene["chunks"] * scene["length"] + scene["question"]
 
 
 def _notes(record: RoundsRecord) -> str:
@@ -272,15 +151,89 @@ def _notes(record: RoundsRecord) -> str:
         for name in ("compiled_tokens", "preemptions")
     )
     least = min(min(arm["tokens_a_step"]) for arm in arms)
-    kernels = "; ".join(
-        f"{name}: {', '.join(f'`{kernel}`' for kernel in compiled) or 'none'}"
-        for name, compiled in record.compiled.items()
-    )
     return (
         f"Chunk tokens compiled while measured: {compiled:,}; requests that lost their blocks: "
-        f"{lost:,}. Kernels compiled after engines were ready: {kernels}. A step gives a request "
-        f"{least:.2f} tokens or more."
+        f"{lost:,}. {compiled_kernels(record)} A step gives a request {least:.2f} tokens or more."
     )
+
+
+def sharing_plan(settings: DecodeUnderLoad) -> ExperimentPlan:
+    """A cell for each degree of sharing, in two arms."""
+    # On a GPU two engines with such pools fit 139 GiB.
+    device = settings.device
+    degrees, reply, pool = {"cuda": (range(7), 32, 22_000), "cpu": (range(3), 24, 200)}[device]
+    whole = replace(SCENES[device], reply=settings.reply or reply, even=True)
+    scenes = {str(2**degree): shared(whole, 2**degree, pool) for degree in degrees}
+    longest = max(scenes.values(), key=lambda scene: scene.prompt)
+    cells = []
+    for degree, scene in scenes.items():
+        # What steps that decode take is warmed up by those before, which compute the prompts.
+        arms = {arm: replace(wave_arm(arm, scene), warm_up=None) for arm in (OFF, AUTO)}
+        cells.append(wave_cell(degree, device, scene, arms))
+    described = {degree: asdict(scene) for degree, scene in scenes.items()}
+    return ExperimentPlan(
+        name="decode-sharing",
+        facts=facts_of(settings) | {"scenes": described, "pool": pool},
+        engines=_ours(wave_engine(settings, longest, pool)),
+        cells=cells,
+        rounds=settings.rounds,
+    )
+
+
+def shared(scene: DecodeScene, degree: int, pool: int) -> DecodeScene:
+    """The scene in which `degree` requests read each chunk, with as many chunks as a pool holds."""
+    scenes = (
+        replace(scene, chunks=chunks, corpus=scene.requests * chunks // degree)
+        for chunks in range(scene.chunks, 0, -1)
+    )
+    return next(found for found in scenes if found.blocks <= pool)
+
+
+def _shared_scenes(record: RoundsRecord) -> dict[str, DecodeScene]:
+    """The scenes that are measured, by degree of sharing."""
+    scenes = record.facts["scenes"]
+    return {degree: DecodeScene(**scenes[degree]) for degree in sorted(record.cells, key=int)}
+
+
+def render_sharing(record: RoundsRecord) -> str:
+    """The page of the degrees of sharing, in Markdown."""
+    if not record.cells:
+        return ""
+    rows, scenes = [], _shared_scenes(record)
+    for degree, scene in scenes.items():
+        off, auto = (record.cells[degree][arm] for arm in (OFF, AUTO))
+        times = (spread(figures["tpot_ms"], 2) for figures in (off, auto))
+        gain = mean_ratio(auto["decode_tokens_s"], off["decode_tokens_s"])
+        rows.append((degree, f"{scene.corpus:,}", f"{scene.prompt:,}", *times, gain))
+    head = ("sharing", "corpus", "prompt tokens", "off, ms a token", "auto, ms a token", "speed-up")
+    about = (
+        f"{WHERE} {scene.requests} requests decode together; each chunk of {scene.length} tokens "
+        "is in the prompts of as many of them as the first column says. Prompts are shorter where "
+        "the corpus would not fit the pool of {pool:,} blocks. Engines take turns; median (lowest "
+        "- highest) of the rounds' medians; speed-up: tokens a second in decode, shared over not, "
+        "geometric mean over rounds (95 %)."
+    )
+    return pages.page(
+        "Decoding by how many requests share a chunk",
+        about.format(**record.facts),
+        table(head, rows, right=0),
+        _notes(record),
+    )
+
+
+def draw_sharing(record: RoundsRecord, base: Path) -> None:
+    """A line for each way of decoding: medians of rounds, from the lowest to the highest."""
+    lines: dict[str, list[Spot]] = {"each request\nreads its\nchunks": [], "shared\ndecode": []}
+    ticks = {}
+    for degree, scene in _shared_scenes(record).items():
+        place = log2(int(degree))
+        ticks[place] = f"{degree}\n{scene.prompt / 1000:.0f}k"
+        for arm, spots in zip((OFF, AUTO), lines.values(), strict=True):
+            values = record.cells[degree][arm]["tpot_ms"]
+            spots.append(Spot(place, median(values), min(values), max(values)))
+    what = "requests that read a chunk, and tokens of a prompt"
+    panel = Panel(what, "time per token, ms", WHERE.format(**record.facts))
+    draw_lines(panel, lines, ticks, base)
 
 
 DECODE_LOAD = runner.RoundsExperiment(plan=load_plan, render=render_load, figures=load_figures)
@@ -296,125 +249,120 @@ def measure(settings: DecodeUnderLoad) -> Outcome:
 
 def scaling_plan(settings: Scaling) -> ExperimentPlan:
     """A cell for each length, in four arms, and one for the replies."""
-    sizes, workers = SIZES[settings.device], settings.workers
-    scenes = sizes.scaled()
-    longest = max(scenes, key=lambda scene: scene.prompt)
-    shared = settings.shared_decode
-    plain = replace(wave_engine(settings, longest, sizes.scaling_pool), shared_decode=shared)
-    # The trained model's heads can be divided by two only.
-    asked = models.resolve("testbed" if workers == 2 else "shape:small")
-    replies = replace(
-        wave_engine(settings, sizes.replies, sizes.replies_pool),
-        model=str(asked.path),
-        dtype="float32",
-        shared_decode=shared,
+    device, workers, sharing = settings.device, settings.workers, settings.shared_decode
+    # On a GPU two engines with such pools and half of two others fit 139 GiB.
+    lengths, reply, pool = {"cuda": ((16, 32, 64), 128, 10_000), "cpu": ((2, 3), 12, 200)}[device]
+    asked = (
+        DecodeScene(8, 8, 16, 56, 24, 32) if device == "cuda" else DecodeScene(2, 2, 4, 56, 24, 8)
     )
-    ours = replace(plain, graph_tokens=settings.graph_tokens)
-    configs = {OURS: ours, STOCK: as_stock(plain), REPLIES: replies}
+    whole = replace(SCENES[device], reply=reply)
+    scenes = [replace(whole, chunks=chunks, corpus=2 * chunks) for chunks in lengths]
+    plain = replace(wave_engine(settings, scenes[-1], pool), shared_decode=sharing)
+    # The trained model's heads can be divided by two only.
+    trained = models.resolve("testbed" if workers == 2 else "shape:small")
+    replies = replace(wave_engine(settings, asked, 1_000), shared_decode=sharing)
+    configs = {
+        OURS: replace(plain, graph_tokens=settings.graph_tokens),
+        STOCK: as_stock(plain),
+        REPLIES: replace(replies, model=str(trained.path), dtype="float32"),
+    }
     arms = {who: [f"{who} x{gpus}" for gpus in (1, workers)] for who in configs}
     cells = []
     for scene in scenes:
         waves = {a: wave_arm(a, scene, common=w == STOCK) for w in (OURS, STOCK) for a in arms[w]}
-        cells.append(runner.Cell(str(scene.prompt), waves, 4 * sizes.costs.wave(scene)))
-    work = partial(reply_sums, scene=sizes.replies)
-    asks = {arm: runner.ServedArm(arm, work) for arm in arms[REPLIES]}
-    cells.append(runner.Cell(REPLIES, asks, 2 * sizes.costs.wave(sizes.replies), rank=1, most=1))
-    graphs = {} if settings.graph_tokens is None else {"graph_tokens": settings.graph_tokens}
-    facts = {
-        "pool": sizes.scaling_pool,
-        "workers": workers,
-        "shared_decode": shared,
-        **graphs,
-        "scenes": {str(scene.prompt): asdict(scene) for scene in scenes},
-        "replies": {"model": asked.label, "dtype": "float32", **asdict(sizes.replies)},
-    }
+        cells.append(wave_cell(str(scene.prompt), device, scene, waves))
+    work = partial(reply_sums, scene=asked)
+    sums = wave_cell(REPLIES, device, asked, {arm: ServedArm(arm, work) for arm in arms[REPLIES]})
+    facts: dict[str, Any] = {"pool": pool, "workers": workers, "shared_decode": sharing}
+    facts |= {} if settings.graph_tokens is None else {"graph_tokens": settings.graph_tokens}
+    facts["scenes"] = {str(scene.prompt): asdict(scene) for scene in scenes}
+    facts["replies"] = {"model": trained.label, "dtype": "float32", **asdict(asked)}
     return ExperimentPlan(
         name=f"scaling-{workers}",
         facts=facts_of(settings) | facts,
         engines={
-            f"{who} x{gpus}": replace(config, tensor_parallel=gpus)
-            for who, config in configs.items()
-            for gpus in (1, workers)
+            arm: replace(configs[who], tensor_parallel=gpus)
+            for who in arms
+            for arm, gpus in zip(arms[who], (1, workers), strict=True)
         },
-        cells=cells,
+        cells=[*cells, replace(sums, rank=1, most=1)],
         rounds=settings.rounds,
     )
 
 
 def reply_sums(engine: Engine, name: str, *, scene: DecodeScene) -> dict[str, float]:
     """A checksum of the tokens of each reply, which another engine is to give, too."""
-    requests = scene.draw(name, scene.requests, "mepic")
-    results = engine.generate(requests, max_tokens=scene.reply, ignore_eos=True)
+    results = engine.generate(scene.draw(name, "mepic"), max_tokens=scene.reply, ignore_eos=True)
     sums = (float(zlib.crc32(array("q", result.tokens).tobytes())) for result in results)
     return {str(number): value for number, value in enumerate(sums)}
 
 
-def _rates(figures: Found, who: str, workers: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Tokens a second of several GPUs, and of one."""
-    return figures[f"{who} x{workers}"]["tokens_s"], figures[f"{who} x1"]["tokens_s"]
-
-
-def _gains(figures: Found, workers: int) -> list[list[float]]:
-    """Tokens a second of several GPUs over one, round by round: ours, and stock vLLM's."""
-    return [by_round(*_rates(figures, who, workers)) for who in (OURS, STOCK)]
+def _gains(record: RoundsRecord) -> dict[str, list[list[Sequence[float]]]]:
+    """By length, of our engine and of stock vLLM: tokens a second of several GPUs, and of one."""
+    names = [f" x{gpus}" for gpus in (record.facts["workers"], 1)]
+    return {
+        length: [
+            [record.cells[length][who + name]["tokens_s"] for name in names]
+            for who in (OURS, STOCK)
+        ]
+        for length in sorted(record.cells.keys() - {REPLIES}, key=int)
+    }
 
 
 def scaling_figures(record: RoundsRecord) -> dict[str, float]:
     """Throughput of several GPUs over one at the longest prompts, and the least over stock's."""
-    workers = record.facts["workers"]
-    lengths = sorted(record.cells.keys() - {REPLIES}, key=int)
-    gains = [_gains(record.cells[length], workers) for length in lengths]
-    several, one = _rates(record.cells[lengths[-1]], OURS, workers)
+    gains, workers = [*_gains(record).values()], record.facts["workers"]
+    several, one = gains[-1][0]
+    ratios = [[by_round(*rates) for rates in pair] for pair in gains]
     return {
         f"tp{workers}_scaling": paired_ratio(one, several).value,
-        f"tp{workers}_vs_stock_tp{workers}": min(paired_ratio(s, o).value for o, s in gains),
+        f"tp{workers}_vs_stock_tp{workers}": min(paired_ratio(s, o).value for o, s in ratios),
     }
 
 
 def render_scaling(record: RoundsRecord) -> str:
     """The page, in Markdown."""
-    lengths = sorted(record.cells.keys() - {REPLIES}, key=int)
-    if not lengths:
+    found, facts, workers = _gains(record), record.facts, record.facts["workers"]
+    if not found:
         return ""
-    facts, workers = record.facts, record.facts["workers"]
-    columns = {
+    columns: Columns = {
         "tokens_s": ("tokens/s", 0),
         "tpot_ms": ("time per token, ms", 2),
         "ttft_ms": ("TTFT p50, ms", 0),
     }
     rows, gains = [], []
-    for length in lengths:
-        cell, prompt = record.cells[length], f"{int(length):,}"
-        for arm, figures in cell.items():
+    for length, pair in found.items():
+        prompt = f"{int(length):,}"
+        for arm, figures in record.cells[length].items():
             rows.append((prompt, arm, str(len(figures["tokens_s"])), *spreads(figures, columns)))
-        own = (mean_ratio(*_rates(cell, who, workers)) for who in (OURS, STOCK))
-        gains.append((prompt, *own, mean_ratio(*_gains(cell, workers))))
-    replies, scene = "", facts["scenes"][lengths[0]]
+        over = mean_ratio(*(by_round(*rates) for rates in pair))
+        gains.append((prompt, *(mean_ratio(*rates) for rates in pair), over))
+    replies = ""
     if REPLIES in record.cells:
-        asked = facts["replies"]
         one, several = (record.cells[REPLIES][f"{REPLIES} x{n}"] for n in (1, workers))
         equal = sum(several[name] == sums for name, sums in one.items())
         replies = (
-            f"{asked['model']} in {asked['dtype']}, as it is served, on {workers} GPUs and on one: "
-            f"{equal} of {len(one)} replies of {asked['reply']} tokens are equal."
-        )
-    graphs = ""
-    if "graph_tokens" in facts:
-        graphs = f", CUDA graphs of up to {facts['graph_tokens']:,} tokens"
-    return page(
+            "{model} in {dtype}, on {workers} GPUs and on one: {equal} of {count} replies of "
+            "{reply} tokens are equal."
+        ).format(**facts["replies"], workers=workers, equal=equal, count=len(one))
+    graphs = f"{facts['graph_tokens']:,} tokens" if "graph_tokens" in facts else "the engine's own"
+    about = (
+        WHERE + " {scene[requests]} requests at once, of chunks of {scene[length]} tokens that are "
+        "in the pool, half of twice as many, in a random order, and a question of "
+        "{scene[question]}; replies of {scene[reply]}. `mepic` is an engine of picbench (shared "
+        "decode: {shared_decode}, CUDA graphs: {graphs}), `stock` stock vLLM, whose "
+        "requests have all these chunks as one common prefix. All engines are up at once, with "
+        "pools of {pool:,} blocks, and take turns; median (lowest - highest). Tokens generated a "
+        "second, prompts included."
+    )
+    return pages.page(
         "One engine on several GPUs",
-        f"{WHERE.format(**facts)} {scene['requests']} requests at once, of chunks of "
-        f"{scene['length']} tokens that are in the pool, half of twice as many, in a random order, "
-        f"and a question of {scene['question']}; replies of {scene['reply']}. `{OURS}` is an "
-        f"engine of picbench (shared decode: {facts['shared_decode']}{graphs}), `{STOCK}` stock "
-        "vLLM, whose requests have all these chunks as one common prefix. All engines are up at "
-        f"once, with pools of {facts['pool']:,} blocks, and take turns, another one first in each "
-        "round; median (lowest - highest). Tokens generated a second, prompts included.",
+        about.format(scene=facts["scenes"][min(found, key=int)], graphs=graphs, **facts),
         table(("prompt", "engine", "n", *(name for name, _ in columns.values())), rows, right=2),
         f"{workers} GPUs over one, tokens a second; geometric mean of rounds (95 %).",
         table(("prompt", OURS, STOCK, f"{OURS} over {STOCK}"), gains, right=0),
         replies,
-        "\n".join(first_lines(record.failures)),
+        "\n".join(pages.first_lines(record.failures)),
     )
 
 

@@ -11,30 +11,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain
 from random import Random
 from statistics import median
 from typing import Any, NamedTuple
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.request import PromptSegment, Request, Result, Text
+from picbench.engines.request import Request, Result, Text
 from picbench.errors import InvalidRun
 from picbench.run import runner
 from picbench.run.measurements import DecodePlanned, EngineComparison, Outcome, SmallSteps
 from picbench.run.runner import Measure, random_chunks, random_text, random_tokens
 from picbench.store import provenance
-from picbench.tables.page import (
-    FigureRatio,
-    FigureTable,
-    Found,
-    Spread,
-    by_round,
-    page,
-    paragraphs,
-    save,
-    spread,
-)
+from picbench.tables import page as pages
+from picbench.tables.page import FigureRatio, FigureTable, Found, Spread, by_round, spread
 from picbench.tables.table import table
 from picbench.workloads import models
 
@@ -51,19 +41,19 @@ def plain(engine: Engine, name: str) -> dict[str, float]:
     engine.reset()
     all_of_them = engine.generate(many, max_tokens=128, ignore_eos=True)
     took = max(result.timings.e2e for result in all_of_them)
-    return times_of(one) | {"tokens_per_s": len(many) * (1024 + 128) / took}
+    return _times(one) | {"tokens_per_s": len(many) * (1024 + 128) / took}
 
 
 def warm(engine: Engine, name: str) -> dict[str, float]:
     """A prompt of 64 chunks that the engine has seen in another order; 64 tokens out."""
     chunks = random_chunks(CHUNKS, CHUNK_TOKENS, "chunk")
     algorithm = None if engine.config.stock else "mepic"
-    if not engine.config.stock:
+    if algorithm:
         engine.generate([Request([*chunks, random_text(80, "question")], algorithm)], max_tokens=1)
     Random(name).shuffle(chunks)
     asked = Request([*chunks, random_text(80, f"question {name}")], algorithm)
     [result] = engine.generate([asked], max_tokens=64, ignore_eos=True)
-    return {f"warm_{figure}": value for figure, value in times_of(result).items()}
+    return {f"warm_{figure}": value for figure, value in _times(result).items()}
 
 
 def hit(engine: Engine, name: str) -> dict[str, float]:
@@ -78,7 +68,7 @@ def hit(engine: Engine, name: str) -> dict[str, float]:
     return {"hit_ttft_ms": result.timings.ttft * 1e3}
 
 
-def times_of(result: Result) -> dict[str, float]:
+def _times(result: Result) -> dict[str, float]:
     """Milliseconds to the first token, and for each token after it."""
     timings = result.timings
     return {"ttft_ms": timings.ttft * 1e3, "tpot_ms": (timings.tpot or 0.0) * 1e3}
@@ -116,9 +106,9 @@ ENGINE_COMPARISON = runner.Experiment(
     title="The engine against stock vLLM on a GPU",
     about=(
         "{gpu}, driver {driver}, torch {torch}, vLLM {vllm} "
-        "(FlashAttention-3, CUDA graphs, torch.compile),\ncommit {commit}. "
+        "(FlashAttention-3, CUDA graphs, torch.compile), commit {commit}. "
         "{model}, dummy weights, bfloat16: times, not answers. Both engines at once, "
-        "in alternation,\nin processes of their own; median (lowest - highest)."
+        "in alternation, in processes of their own; median (lowest - highest)."
     ),
     tables=[
         FigureTable(
@@ -144,18 +134,15 @@ ENGINE_COMPARISON = runner.Experiment(
     ],
     sentences=[
         "Plain requests: TTFT {ttft_ratio:.3f}, time per output token {tpot_ratio:.3f}, "
-        "throughput {throughput_ratio:.3f} of stock vLLM's. Warm chunks (mepic):\n"
+        "throughput {throughput_ratio:.3f} of stock vLLM's. Warm chunks (mepic): "
         "{speedup_vs_full:.1f} times faster to the first token than full recompute, "
         "{ratio_vs_prefix_hit:.2f} of a prefix hit's time."
     ],
 )
 
 
-#: Chunks that recur, tokens of each and of a question.
-CORPUS, SMALL_CHUNK, SMALL_QUESTION = 24, 480, 16
-
-#: Requests whose median is one figure.
-REQUESTS = 10
+#: Chunks that recur, tokens of each and of a question, and requests whose median is one figure.
+CORPUS, SMALL_CHUNK, SMALL_QUESTION, REQUESTS = 24, 480, 16, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,26 +171,6 @@ class SmallPrompt:
         linked = BLOCK_SIZE * (self.warm + self.new - 1)
         return linked + SMALL_CHUNK * self.new + SMALL_QUESTION
 
-    def draw(self, name: str, *, stock: bool) -> Request:
-        """A request for an engine, or for stock vLLM, which finds as many tokens cached."""
-        if stock:
-            common = random_tokens(self.tokens - self.computed, "common")
-            return _plain((*common, *random_tokens(self.computed, name)))
-        order = Random(name)
-        known = random_chunks(CORPUS, SMALL_CHUNK, "chunk")
-        chunks: list[PromptSegment] = list(order.sample(known, self.warm))
-        chunks += random_chunks(self.new, SMALL_CHUNK, name)
-        order.shuffle(chunks)
-        return Request([*chunks, random_text(SMALL_QUESTION, name)], "mepic")
-
-    def cached(self, *, stock: bool) -> list[Request]:
-        """Requests whose answers leave in the cache what others find there."""
-        if stock:
-            return [_plain(random_tokens(self.tokens - self.computed, "common"))]
-        known = random_chunks(CORPUS, SMALL_CHUNK, "chunk")
-        asked = random_text(SMALL_QUESTION, "cache")
-        return [Request([*known[i : i + 8], asked], "mepic") for i in range(0, CORPUS, 8)]
-
 
 #: Of a few blocks up to more than a graph of 512 tokens serves.
 PROMPTS = tuple(SmallPrompt(*counts) for counts in ((3,), (8,), (20,), (4, 1), (12, 1), (4, 2)))
@@ -215,20 +182,30 @@ POOL = 2 * (CORPUS + 20 + 4) * SMALL_CHUNK // BLOCK_SIZE
 def ttft(engine: Engine, name: str, *, prompt: SmallPrompt) -> dict[str, float]:
     """Milliseconds to the first token, a median, and for how long the GPU computed for one request.
 
-    The latter is left out where there is no GPU.
+    The latter is left out where there is no GPU. Stock vLLM finds as many tokens cached.
     """
-    stock, times = engine.config.stock, []
-    for request in prompt.cached(stock=stock):
-        engine.generate([request], max_tokens=1, ignore_eos=True)
-    for number in range(REQUESTS):
-        request = prompt.draw(f"{name} {number}", stock=stock)
-        [result] = engine.generate([request], max_tokens=1, ignore_eos=True)
-        times.append(result.timings.ttft * 1e3)
+    serve = partial(engine.generate, max_tokens=1, ignore_eos=True)
+    common = random_tokens(prompt.tokens - prompt.computed, "common")
+    corpus = random_chunks(CORPUS, SMALL_CHUNK, "chunk")
+
+    def ask(own: str) -> Request:
+        if engine.config.stock:
+            return _plain((*common, *random_tokens(prompt.computed, own)))
+        dice = Random(own)
+        chunks = [*dice.sample(corpus, prompt.warm), *random_chunks(prompt.new, SMALL_CHUNK, own)]
+        dice.shuffle(chunks)
+        return Request([*chunks, random_text(SMALL_QUESTION, own)], "mepic")
+
+    if engine.config.stock:
+        serve([_plain(common)])
+    else:
+        for first in range(0, CORPUS, 8):
+            text = random_text(SMALL_QUESTION, "cache")
+            serve([Request([*corpus[first : first + 8], text], "mepic")])
+    times = [serve([ask(f"{name} {i}")])[0].timings.ttft * 1e3 for i in range(REQUESTS)]
     found = {f"ttft {prompt.name}": median(times)}
     if engine.describe()["device"] == "cuda":
-        request = prompt.draw(f"{name} profiled", stock=stock)
-        work = partial(engine.generate, [request], max_tokens=1, ignore_eos=True)
-        found[f"gpu {prompt.name}"] = _gpu_ms(work)
+        found[f"gpu {prompt.name}"] = _gpu_ms(partial(serve, [ask(f"{name} profiled")]))
     return found
 
 
@@ -266,21 +243,16 @@ class GraphRatios:
 
     def render(self, found: Found) -> str:
         """See `DrawnTable`; nothing if graphs have one size."""
-        by_kind: dict[str, list[str]] = {}
-        for arm in sorted(found, key=lambda name: int(name.split(", ")[1])):
-            by_kind.setdefault(arm.split(",")[0], []).append(arm)
-        larger = {arm: sized[0] for sized in by_kind.values() for arm in sized[1:]}
-        if not larger:
-            return ""
+        least, *sizes = sorted({int(arm.split(", ")[1]) for arm in found})
+        kinds = dict.fromkeys(arm.split(", ")[0] for arm in found)
+        pairs = [(f"{kind}, {size}", f"{kind}, {least}") for kind in kinds for size in sizes]
         rows = []
         for prompt in PROMPTS:
-            row = [prompt.name]
-            for pair in larger.items():
-                times, others = (found[each].get(f"ttft {prompt.name}") for each in pair)
-                row.append(spread(by_round(times, others) if times and others else None, 2))
-            rows.append(row)
+            times = [[found[arm].get(f"ttft {prompt.name}", ()) for arm in pair] for pair in pairs]
+            rows.append((prompt.name, *(spread(by_round(*both), 2) for both in times)))
         said = "Time to the first token over that with the smallest graphs, repeat by repeat:"
-        return paragraphs(said, table(("chunks", *larger), rows, right=1))
+        head = ("chunks", *(arm for arm, _ in pairs))
+        return pages.paragraphs(said, table(head, rows, right=1)) if sizes else ""
 
 
 def _small_table(figure: str, heading: str) -> FigureTable:
@@ -303,10 +275,7 @@ SMALL_STEPS = runner.Experiment(
     ),
     tables=[
         _small_table("ttft", "Milliseconds to the first token:"),
-        _small_table(
-            "gpu",
-            "Milliseconds for which the GPU computes; the rest of the time it waits for the host:",
-        ),
+        _small_table("gpu", "Milliseconds for which the GPU computes:"),
         GraphRatios(),
     ],
 )
@@ -325,7 +294,6 @@ PLANNED = ("mepic", "epic:k=16")
 ALLOWED = 1.3
 
 _CLOCKS = ("cpu", "wall")
-_FACTS = ("cpu", "threads", "capability", "variables", "python", "torch", "vllm", "commit", "load")
 
 
 class ReplyBatch(NamedTuple):
@@ -352,7 +320,7 @@ class ReplyBatch(NamedTuple):
             question = random_text(QUESTION, f"{name} question")
             segments = [lead, *random_chunks(self.chunks, CHUNK, f"{name} chunk"), question]
             if arm == PLAIN:
-                tokens = tuple(chain(*(each.tokens or () for each in segments)))
+                tokens = tuple(token for each in segments for token in each.tokens or ())
                 found.append(Request([Text(tokens=tokens)]))
             else:
                 found.append(Request(segments, arm))
@@ -366,61 +334,43 @@ BATCHES = tuple(ReplyBatch(requests, chunks) for requests in (1, 8) for chunks i
 def time_replies(engine: Engine, name: str, *, batch: ReplyBatch) -> dict[str, float]:
     """Milliseconds a token by batch, arm and clock; `name` decides the order of the arms.
 
-    Raises InvalidRun where an arm did not do what it is timed for.
+    They are from the first token of all replies to the last. Raises InvalidRun unless whole replies
+    were decoded at once from what was cached before.
     """
     arms = [PLAIN, *PLANNED]
     Random(name).shuffle(arms)
     found: dict[str, float] = {}
     for arm in arms:
-        times = time_arm(engine, arm, batch.drawn(arm))
-        found |= {f"{batch.label} {arm} {clock}": value for clock, value in times.items()}
+        requests = batch.drawn(arm)
+        engine.generate(requests, max_tokens=1, ignore_eos=True)
+        before, results, ends = engine.preemptions, list[Result](), list[int]()
+        for request in requests:
+            engine.submit(request, max_tokens=REPLY, ignore_eos=True)
+        clocks = [_now()]
+        while len(ends) < len(requests):
+            ended = engine.step().values()
+            clocks.append(_now())
+            ends += [len(clocks) - 1] * len(ended)
+            results += ended
+        read = [bool(result.hits.chunk + result.hits.copied) for result in results]
+        cached = set(read) == {arm != PLAIN} and not any(r.counts.compiled for r in results)
+        whole = all(len(r.tokens) == REPLY for r in results) and engine.preemptions == before
+        if not cached or not whole:
+            raise InvalidRun(f"{arm}: not all replies were decoded in full, from what was cached")
+        if len(set(ends)) != 1:
+            raise InvalidRun(
+                f"replies of one batch ended in steps {sorted(ends)}",
+                hint="raise `batch_tokens`, so that all of them begin in one",
+            )
+        first, last = clocks[ends[0] - REPLY + 1], clocks[ends[0]]
+        for clock, begin, end in zip(_CLOCKS, first, last, strict=True):
+            took = (end - begin) / ((REPLY - 1) * len(requests)) * 1e3
+            found[f"{batch.label} {arm} {clock}"] = took
     return found
-
-
-def time_arm(engine: Engine, arm: str, requests: Sequence[Request]) -> dict[str, float]:
-    """Milliseconds a token by clock, from the first token of all replies to the last.
-
-    Raises InvalidRun unless whole replies were decoded at once from what was cached before.
-    """
-    engine.generate(requests, max_tokens=1, ignore_eos=True)
-    before, results, ends = engine.preemptions, dict[str, Result](), list[int]()
-    tags = [engine.submit(r, max_tokens=REPLY, ignore_eos=True) for r in requests]
-    clocks = [_now()]
-    while len(ends) < len(tags):
-        ended = engine.step()
-        clocks.append(_now())
-        ends += [len(clocks) - 1] * len(ended)
-        results |= ended
-    require_decoding(arm, list(results.values()), engine.preemptions - before)
-    if len(set(ends)) != 1:
-        raise InvalidRun(
-            f"replies of one batch ended in steps {sorted(ends)}",
-            hint="raise `batch_tokens`, so that all of them begin in one",
-        )
-    tokens = (REPLY - 1) * len(requests)
-    first, last = clocks[max(ends) - REPLY + 1], clocks[max(ends)]
-    took = ((end - begin) / tokens * 1e3 for begin, end in zip(first, last, strict=True))
-    return dict(zip(_CLOCKS, took, strict=True))
 
 
 def _now() -> tuple[float, float]:
     return time.process_time(), time.perf_counter()
-
-
-def require_decoding(arm: str, results: Sequence[Result], preemptions: int) -> None:
-    """Raises InvalidRun unless whole replies were decoded from what was cached before."""
-    planned = arm != PLAIN
-    read = [result.hits.chunk + result.hits.copied for result in results]
-    wrong = {
-        "lost its blocks": preemptions > 0,
-        "was cut short": any(len(result.tokens) != REPLY for result in results),
-        "computed chunks": any(result.counts.compiled for result in results),
-        "read no chunk": planned and not all(read),
-        "read chunks": not planned and any(read),
-    }
-    found = [line for line, happened in wrong.items() if happened]
-    if found:
-        raise InvalidRun(f"{arm}: a request that is timed {' and '.join(found)}")
 
 
 def compare(
@@ -431,20 +381,13 @@ def compare(
     By clock ("cpu", "wall"): milliseconds a token of either, and the ratio planned to plain, paired
     within a round. `figures` are those of `time_replies`, by round.
     """
-    found: dict[str, Any] = {
-        "requests": batch.requests,
-        "prompt": batch.prompt,
-        "algorithm": algorithm,
-        "plain_ms": {},
-        "planned_ms": {},
-        "ratio": {},
-    }
+    plain, planned, ratio = {}, {}, {}
     for clock in _CLOCKS:
         ours, theirs = (figures[f"{batch.label} {arm} {clock}"] for arm in (algorithm, PLAIN))
-        found["plain_ms"][clock] = asdict(Spread.of(theirs))
-        found["planned_ms"][clock] = asdict(Spread.of(ours))
-        found["ratio"][clock] = asdict(Spread.of_ratios(ours, theirs))
-    return found
+        plain[clock], planned[clock] = asdict(Spread.of(theirs)), asdict(Spread.of(ours))
+        ratio[clock] = asdict(Spread.of_ratios(ours, theirs))
+    found = {"requests": batch.requests, "prompt": batch.prompt, "algorithm": algorithm}
+    return {**found, "plain_ms": plain, "planned_ms": planned, "ratio": ratio}
 
 
 def highest(costs: Sequence[Mapping[str, Any]], clock: str = "cpu") -> float:
@@ -465,22 +408,21 @@ def render_decode_cost(costs: Sequence[Mapping[str, Any]], facts: Mapping[str, A
         )
         for cost in costs
     ]
-    rounds = max(cost["ratio"]["cpu"]["n"] for cost in costs)
     variables = ", ".join(f"{name}={value}" for name, value in facts["variables"].items())
-    one, five, _ = facts["load"]
-    worst = highest(costs)
-    return page(
+    about = (
+        "{cpu} ({capability}), {threads} threads, {model}, float32, torch {torch}, vLLM {vllm}, "
+        "commit {commit:.12}. {set}; load when it ended: {load[0]:.1f}, {load[1]:.1f}."
+    )
+    worst, rounds = highest(costs), max(cost["ratio"]["cpu"]["n"] for cost in costs)
+    return pages.page(
         "Decoding planned requests beside plain ones, on a CPU",
-        f"{facts['cpu']} ({facts['capability']}), {facts['threads']} threads, {facts['model']}, "
-        f"float32, torch {facts['torch']}, vLLM {facts['vllm']}, commit {facts['commit'][:12]}.\n"
-        f"{variables or 'No variable set'}; load when it ended: {one:.1f}, {five:.1f}.",
+        about.format(set=variables or "No variable set", **facts),
         f"Milliseconds of CPU time a token, {REPLY - 1} tokens a reply, in steps that only decode: "
         f"median of {rounds} rounds. Ratios planned to plain, paired within a round: median "
         "(quartiles).",
         table(head, rows, right=3),
         f"The largest median ratio is {worst:.2f} in CPU time and {highest(costs, 'wall'):.2f} in "
         f"wall time; at most {ALLOWED} of CPU time is {'kept' if worst <= ALLOWED else 'MISSED'}.",
-        "`picbench measure decode`",
     )
 
 
@@ -500,13 +442,15 @@ def measure_decode_cost(
         max_requests=max(batch.requests for batch in batches),
         tiers="",
     )
-    measures: Mapping[str, Measure] = {b.label: partial(time_replies, batch=b) for b in batches}
+    measures: dict[str, Measure] = {b.label: partial(time_replies, batch=b) for b in batches}
     plan = runner.interleaved("decode", {}, {"picbench": config}, measures, settings.rounds)
     record = runner.ArmsRecord(runner.say)
     runner.run(plan, record, runner.say)
     found = record.found["picbench"]
     costs = [compare(batch, arm, found) for batch in batches for arm in PLANNED]
-    facts = provenance.facts(*_FACTS, commit=settings.commit) | {"model": model.label}
-    rendered = render_decode_cost(costs, facts)
-    save(settings.output / "decode", {"schema": 1, "provenance": facts, "results": costs}, rendered)
-    return Outcome(rendered, 0 if highest(costs) <= ALLOWED else 1)
+    names = ("cpu", "threads", "capability", "variables", "python", "torch", "vllm", "load")
+    facts = provenance.facts(*names, "commit", commit=settings.commit) | {"model": model.label}
+    page = render_decode_cost(costs, facts)
+    document = {"schema": 1, "provenance": facts, "results": costs}
+    pages.save(settings.output / "decode", document, page)
+    return Outcome(page, 0 if highest(costs) <= ALLOWED else 1)

@@ -13,15 +13,17 @@ from random import Random
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
+
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.engine import Engine
 from picbench.engines.ledger import summarise
-from picbench.engines.request import Chunk, Request, Result
+from picbench.engines.request import Chunk, Request
 from picbench.errors import ConfigError, InvalidRun, closest
-from picbench.experiments.waves import BesideScene, CostGuess, as_stock, p99, serve_beside
+from picbench.experiments import waves
 from picbench.run import runner
 from picbench.run.measurements import LoadReport
-from picbench.run.runner import Cell, RoundsRecord, ServedArm, random_chunks, random_text
+from picbench.run.runner import Cell, RoundsRecord, ServedArm, random_text
 from picbench.run.schedule import to_request
 from picbench.run.traffic_file import parse_traffic
 from picbench.tables.page import WHERE, Columns, by_round, first_lines, mean_ratio, page, spreads
@@ -40,43 +42,29 @@ NEW = "mepic, new chunks"
 _SERVED = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTraffic:
-    """Requests of `chunks` chunks of `length` random tokens each, with replies of `reply`.
+#: Requests, and the seconds at which they arrive.
+Stream = tuple[Sequence[Request], Sequence[float] | None]
 
-    Chunks are drawn from a corpus that was served before, or are of one request only (`corpus` 0).
-    `running` requests are in flight at a time, or they arrive at `rate` a second (0: do not).
+
+@dataclass(frozen=True, slots=True)
+class LoadTraffic(waves.DecodeScene):
+    """Requests of which `running` are in flight, or that arrive at `rate` a second (0: do not).
+
+    They are drawn from a corpus that was served before, if there is one.
     """
 
-    requests: int
-    chunks: int
-    length: int
-    corpus: int
-    running: int
-    rate: float = 0.0
+    chunks: int = 10
+    corpus: int = 256
+    length: int = 170
+    question: int = TAIL
     reply: int = 16
-
-    def known(self) -> list[Chunk]:
-        """The corpus."""
-        return random_chunks(self.corpus, self.length, "corpus")
+    running: int = 64
+    rate: float = 0.0
 
     def ask(self, chunks: Sequence[Chunk], name: str, algorithm: str | None) -> Request:
-        """A request with these chunks."""
-        head, tail = random_text(HEAD, "head"), random_text(TAIL, name)
+        """See `DecodeScene`."""
+        head, tail = random_text(HEAD, "head"), random_text(self.question, name)
         return Request([head, *chunks, tail], algorithm, self.reply)
-
-    def draw(self, name: str, algorithm: str | None) -> list[Request]:
-        """All requests, for each name others."""
-        dice, known, found = Random(name), self.known(), []
-        for number in range(self.requests):
-            own = f"{name} {number}"
-            chunks = (
-                dice.sample(known, self.chunks)
-                if known
-                else random_chunks(self.chunks, self.length, own)
-            )
-            found.append(self.ask(chunks, own, algorithm))
-        return found
 
     def arrivals(self, name: str) -> list[float] | None:
         """Seconds of a Poisson process with as many arrivals; None in a closed loop."""
@@ -85,80 +73,43 @@ class LoadTraffic:
         dice, span = Random(f"{name} arrivals"), self.requests / self.rate
         return sorted(dice.uniform(0.0, span) for _ in range(self.requests))
 
-    def seconds(self, costs: CostGuess, *, reused: bool = False) -> float:
-        """What one arm may take, its corpus included.
 
-        With `reused` chunks, a request computes a block of each chunk of the corpus.
-        """
-        computed = BLOCK_SIZE if reused and self.corpus else self.length
-        steps = self.reply * self.requests / (self.running or self.requests)
-        served = costs.seconds(self.requests * self.chunks * computed, steps)
-        arriving = self.requests / self.rate if self.rate else 0.0
-        return costs.seconds(self.corpus * self.length, 0) + max(served, arriving)
-
-
-def _algorithm(engine: Engine) -> str | None:
-    return None if engine.config.stock else "mepic"
-
-
-def load_figures(engine: Engine, name: str, *, traffic: LoadTraffic) -> dict[str, float]:
-    """Requests a second, latencies and blocks of one load, from a cache with the corpus in it."""
-    algorithm = _algorithm(engine)
-    engine.reset()
-    known, size = traffic.known(), traffic.chunks
-    fill = [known[i : i + size] for i in range(0, len(known), size)]
-    if fill:
-        before = [traffic.ask(chunks, f"fill {i}", algorithm) for i, chunks in enumerate(fill)]
-        engine.generate(before, ignore_eos=True, concurrency=8)
-    requests = traffic.draw(name, algorithm)
-    return _served(engine, requests, traffic.arrivals(name), traffic.running)
-
-
-def stream_figures(
-    engine: Engine, name: str, *, requests: Sequence[Request], arrivals: Sequence[float]
+def load_figures(
+    engine: Engine, name: str, *, traffic: LoadTraffic, stream: Stream | None = None
 ) -> dict[str, float]:
-    """The same of a stream of requests, from an empty cache."""
+    """Requests a second, latencies and blocks of one load, from a cache with the corpus in it.
+
+    The requests of a `stream` are the same in every round.
+    """
+    algorithm = waves.algorithm_of(engine)
     engine.reset()
-    return _served(engine, requests, arrivals, 0)
-
-
-def _served(
-    engine: Engine, requests: Sequence[Request], arrivals: Sequence[float] | None, running: int
-) -> dict[str, float]:
+    if traffic.corpus:
+        engine.generate(traffic.cover(algorithm), ignore_eos=True, concurrency=8)
+    requests, arrivals = stream or (traffic.draw(name, algorithm), traffic.arrivals(name))
     engine.measure()
     results = engine.generate(
-        requests, ignore_eos=True, concurrency=running or None, arrivals=arrivals
+        requests, ignore_eos=True, concurrency=traffic.running or None, arrivals=arrivals
     )
     took = engine.busy_s - (min(arrivals) if arrivals else 0.0)
-    _require_answers(results)
+    failed = [result.error for result in results if result.error is not None]
+    if failed:
+        raise InvalidRun(f"{len(failed)} requests failed: {failed[0]}")
     blocks = summarise(engine.memory)
-    ttft = sorted(result.timings.ttft for result in results)
+    ttft = [result.timings.ttft * 1e3 for result in results]
     tpot = [result.timings.tpot for result in results if result.timings.tpot is not None]
     return {
         "requests_s": len(results) / took,
-        "ttft_ms": median(ttft) * 1e3,
-        "ttft_p95_ms": ttft[math.ceil(0.95 * len(ttft)) - 1] * 1e3,
+        "ttft_ms": median(ttft),
+        "ttft_p95_ms": float(np.percentile(ttft, 95, method="inverted_cdf")),
         "tpot_ms": mean(tpot) * 1e3,
         "referenced": blocks.peak_referenced,
         "resident": blocks.peak_resident,
     }
 
 
-def cold_figures(engine: Engine, name: str, *, traffic: LoadTraffic) -> dict[str, float]:
-    """Milliseconds to the first token of prompts that nothing is cached of, one at a time."""
-    requests = traffic.draw(name, _algorithm(engine))
-    results = engine.generate(requests, ignore_eos=True, concurrency=1)
-    _require_answers(results)
-    return {"ttft_ms": median(r.timings.ttft for r in results) * 1e3}
-
-
-def _require_answers(results: Sequence[Result]) -> None:
-    failed = [result.error for result in results if result.error is not None]
-    if failed:
-        raise InvalidRun(f"{len(failed)} requests failed: {failed[0]}")
-
-
-def mixed_figures(engine: Engine, name: str, *, scene: BesideScene, new: bool) -> dict[str, float]:
+def mixed_figures(
+    engine: Engine, name: str, *, scene: waves.BesideScene, new: bool
+) -> dict[str, float]:
     """Milliseconds between tokens of plain requests, alone and beside long prompts.
 
     The prompts' chunks are `new`, or in the pool, which stock vLLM cannot make use of. Each step
@@ -166,12 +117,12 @@ def mixed_figures(engine: Engine, name: str, *, scene: BesideScene, new: bool) -
     """
     engine.reset()
     prompts = [scene.draw(f"{name} {n}") for n in range(scene.arrivals)]
-    asked, algorithm = random_text(scene.question, name), _algorithm(engine)
+    asked, algorithm = random_text(scene.question, name), waves.algorithm_of(engine)
     if not new:
         before = [Request([*chunks[::-1], asked], algorithm) for chunks in prompts]
         engine.generate(before, max_tokens=1, ignore_eos=True, concurrency=1)
     requests = [Request([*chunks, asked], algorithm) for chunks in prompts]
-    steps = serve_beside(engine, requests, name, scene)
+    steps = waves.serve_beside(engine, requests, name, scene)
     ends = [steps[0][0], *(ended for _, ended in steps)]
     gaps = [(after - before) * 1e3 for before, after in pairwise(ends)]
     # The first steps compute the others' prompts.
@@ -179,7 +130,7 @@ def mixed_figures(engine: Engine, name: str, *, scene: BesideScene, new: bool) -
     return {
         "itl_alone_ms": median(quiet),
         "itl_ms": median(busy),
-        "itl_p99_ms": p99(busy),
+        "itl_p99_ms": float(np.percentile(busy, 99)),
         "itl_most_ms": max(busy),
     }
 
@@ -188,48 +139,50 @@ def mixed_figures(engine: Engine, name: str, *, scene: BesideScene, new: bool) -
 class LoadSizes:
     """What is served on a device, by default a GPU; pools are in blocks.
 
-    Requests of the closed loops and of the rates are like `base`. Requests arrive for `arriving`
-    seconds at each of `rates`, and at each of `high_rates`, which only the subject is expected to
-    serve. `nothing` are tokens of chunks that belong to one request only. `stream` changes settings
-    of the stream, see `stream_cell`. `costs` is what a first round may take.
+    Requests are like `base`: of `nothing` tokens a chunk where nothing is shared, of `cold` (chunks
+    and tokens of each) where nothing is cached. They arrive for `arriving` seconds at each of
+    `rates`, and at each of `high_rates`, which only the subject is expected to serve. `stream`
+    changes settings of `picbench traffic`. A first round may compute `tokens_s` tokens of prompts a
+    second, and decode a step in `step_s` seconds.
     """
 
-    costs: CostGuess
-    mixed: BesideScene
+    mixed: waves.BesideScene
+    base: LoadTraffic
     stream: Mapping[str, Any] = field(default_factory=dict)
+    tokens_s: float = 42_000
+    step_s: float = 0.006
     pool: int = 20_000
     running: int = 256
-    base: LoadTraffic = LoadTraffic(64, 10, 170, 256, 64)
     in_flight: Sequence[int] = (1, 8, 64)
     corpora: Sequence[int] = (24, 256, 1024)
     rates: Sequence[float] = (8, 16, 24, 32)
     high_rates: Sequence[float] = (64, 96, 128)
     arriving: float = 6.0
     nothing: Sequence[int] = (170, 500)
-    cold: LoadTraffic = LoadTraffic(2, 64, 512, 0, 1)
+    cold: tuple[int, int] = (64, 512)
 
-    def arm(self, name: str, measure: runner.Measure) -> ServedArm:
-        """What an arm's engine measures, warmed up by a short load."""
+    def arm(self, engine: str, measure: runner.Measure) -> ServedArm:
+        """An arm that is warmed up by a short load."""
         few = replace(self.base, requests=8, corpus=min(self.corpora))
-        return ServedArm(name, measure, partial(load_figures, traffic=few))
+        return ServedArm(engine, measure, partial(load_figures, traffic=few))
 
-    def cell(
+    def load(
         self,
         name: str,
-        work: runner.Measure,
-        seconds: float,
         arms: Sequence[str] = (SUBJECT, PREFIX),
+        stream: Stream | None = None,
+        **changes: Any,
     ) -> Cell:
-        """A cell in which all arms do the same."""
-        return Cell(name, {arm: self.arm(arm, work) for arm in arms}, seconds)
-
-    def load(self, name: str, arms: Sequence[str] = (SUBJECT, PREFIX), **changes: Any) -> Cell:
         """A cell of one load, which is like `base` but for some changes."""
         traffic = replace(self.base, **changes)
-        seconds = sum(traffic.seconds(self.costs, reused=arm == SUBJECT) for arm in arms)
-        return self.cell(name, partial(load_figures, traffic=traffic), seconds, arms)
+        tokens = (traffic.corpus + traffic.requests * traffic.chunks) * traffic.length
+        steps = traffic.reply * traffic.requests / (traffic.running or traffic.requests)
+        arriving = traffic.requests / traffic.rate if traffic.rate else 0.0
+        seconds = len(arms) * max(arriving, tokens / self.tokens_s + steps * self.step_s)
+        work = partial(load_figures, traffic=traffic, stream=stream)
+        return Cell(name, {arm: self.arm(arm, work) for arm in arms}, seconds)
 
-    def stream_cell(self, model: str) -> Cell:
+    def streamed(self, model: str) -> Cell:
         """A stream of `picbench traffic`, as in MiniPIC's throughput on 2WikiMQA.
 
         Chunks have about 170 tokens, the rate is one that no arm keeps up with. Three rounds are
@@ -239,12 +192,12 @@ class LoadSizes:
         config = parse_traffic({"dataset": "2wikimqa", "max_tokens": 16, **asked, **self.stream})
         found, traffic = models.resolve(model), config.traffic()
         source = build(config.source(found), models.load_tokenizer(found), traffic.seed)
-        stream = draw(traffic, source)
-        assert stream.arrivals is not None
-        requests = tuple(to_request(sample) for sample in stream.samples)
-        work = partial(stream_figures, requests=requests, arrivals=tuple(stream.arrivals))
-        tokens = sum(sample.prompt_tokens for sample in stream.samples)
-        return replace(self.cell("2wiki", work, self.costs.seconds(1.3 * tokens, 0)), most=3)
+        drawn = draw(traffic, source)
+        stream = (tuple(map(to_request, drawn.samples)), drawn.arrivals)
+        count = len(drawn.samples)
+        return replace(
+            self.load("2wiki", stream=stream, requests=count, corpus=0, running=0), most=3
+        )
 
     def mixed_cell(self) -> Cell:
         """Plain requests beside long prompts, of known chunks and of new ones."""
@@ -254,7 +207,7 @@ class LoadSizes:
             NEW: ServedArm(SUBJECT, partial(work, new=True)),
             PREFIX: self.arm(PREFIX, partial(work, new=True)),
         }
-        seconds = self.costs.seconds(scene.arrivals * scene.chunks * scene.length, scene.reply)
+        seconds = scene.arrivals * scene.prompt / self.tokens_s + scene.reply * self.step_s
         return Cell("mixed", arms, len(arms) * seconds)
 
     def cells(self, group: str, model: str) -> Iterator[Cell]:
@@ -264,12 +217,14 @@ class LoadSizes:
                 for length in self.nothing:
                     yield self.load(f"share-nothing {length}", length=length, corpus=0)
             case "2wiki":
-                yield self.stream_cell(model)
+                yield self.streamed(model)
             case "mixed":
                 yield self.mixed_cell()
             case "cold":
-                work = partial(cold_figures, traffic=self.cold)
-                yield self.cell("cold", work, 2 * self.cold.seconds(self.costs))
+                chunks, length = self.cold
+                yield self.load(
+                    "cold", chunks=chunks, length=length, requests=2, corpus=0, running=1
+                )
             case "closed":
                 for corpus, running in product(self.corpora, self.in_flight):
                     most = self.base.requests
@@ -285,21 +240,22 @@ class LoadSizes:
 
 #: By device. On a GPU two engines with such pools fit 139 GiB.
 LOAD_SIZES = {
-    "cuda": LoadSizes(CostGuess(42_000, 0.006), BesideScene(question=TAIL, beside=HEAD, reply=500)),
+    "cuda": LoadSizes(waves.BesideScene(question=TAIL, beside=HEAD, reply=500), LoadTraffic()),
     "cpu": LoadSizes(
-        CostGuess(3_000, 0.02),
-        BesideScene(4, 40, TAIL, 3, HEAD, 2, 6, 40),
+        waves.BesideScene(4, 40, TAIL, 3, HEAD, 2, 6, 40),
+        LoadTraffic(4, 3, 8, 40, reply=4, running=4),
         {"requests": 6, "pool": 24, "chunks": "8", "chunk_tokens": 20},
+        tokens_s=3_000,
+        step_s=0.02,
         pool=600,
         running=8,
-        base=LoadTraffic(4, 3, 40, 8, 4, reply=4),
         in_flight=(1, 4),
         corpora=(4, 8),
         rates=(20, 40),
         high_rates=(80,),
         arriving=0.2,
         nothing=(40,),
-        cold=LoadTraffic(2, 4, 40, 0, 1, reply=2),
+        cold=(4, 40),
     ),
 }
 
@@ -319,35 +275,17 @@ _MIXED: Columns = {
 }
 
 #: Groups of cells, by the first word of their names, in the order of the page and of what matters
-#: most: a section's title and text, and its columns, of which the first one is compared.
-GROUPS: Mapping[str, tuple[str, str, Columns]] = {
-    "share-nothing": (
-        "Nothing is shared",
-        "Each chunk is in one request only; by tokens of a chunk, ten in a request.",
-        _LOAD,
-    ),
-    "2wiki": (
-        "2WikiMQA-like requests, more than any arm can serve",
-        "The load of `picbench measure load`, from an empty cache.",
-        _LOAD,
-    ),
+#: most: what is served, and columns, of which the first one is compared.
+GROUPS: Mapping[str, tuple[str, Columns]] = {
+    "share-nothing": ("Nothing is shared; by tokens of a chunk, ten in a request", _LOAD),
+    "2wiki": ("2WikiMQA-like requests, more than any arm can serve, from an empty cache", _LOAD),
     "mixed": (
-        "Plain requests beside long prompts",
-        "Plain requests decode while long prompts of chunks arrive; chunks are in the pool of "
-        f"`{SUBJECT}`, and new otherwise.",
+        "Plain requests beside long prompts, of new chunks or of known ones (`mepic`)",
         _MIXED,
     ),
-    "cold": (
-        "Nothing is cached",
-        "A long prompt of new chunks, one request at a time.",
-        {"ttft_ms": ("TTFT, ms", 0)},
-    ),
-    "closed": (
-        "Closed loop",
-        "By distinct chunks, which were all served before, and requests in flight.",
-        _LOAD,
-    ),
-    "rate": ("Rates", "Poisson arrivals a second; chunks were all served before.", _LOAD),
+    "cold": ("A long prompt of new chunks, one at a time", {"ttft_ms": ("TTFT, ms", 0)}),
+    "closed": ("Closed loop, by distinct chunks, all served before, and requests in flight", _LOAD),
+    "rate": ("Poisson arrivals a second, of chunks that were all served before", _LOAD),
 }
 
 
@@ -359,7 +297,7 @@ def load_plan(settings: LoadReport) -> runner.ExperimentPlan:
     sizes = LOAD_SIZES[settings.device]
     config = runner.engine_of(
         settings,
-        context=max(2048, *(s.chunks * s.length for s in (sizes.mixed, sizes.cold))) + 512,
+        context=max(2048, sizes.mixed.prompt, math.prod(sizes.cold)) + 512,
         kv_blocks=sizes.pool,
         max_requests=sizes.running,
         shared_decode=settings.shared_decode,
@@ -373,7 +311,7 @@ def load_plan(settings: LoadReport) -> runner.ExperimentPlan:
     return runner.ExperimentPlan(
         name="load-report",
         facts=runner.facts_of(settings) | facts,
-        engines={SUBJECT: config, PREFIX: as_stock(config)},
+        engines={SUBJECT: config, PREFIX: waves.as_stock(config)},
         cells=[
             replace(cell, rank=rank)
             for rank, name in enumerate(GROUPS)
@@ -391,15 +329,13 @@ def report_figures(record: RoundsRecord) -> dict[str, Any]:
     range of MEPIC's over their median.
     """
     figures: dict[str, Any] = {}
-    for name in ("share-nothing", "2wiki"):
-        for cell in _measured(record, name):
-            ours, theirs = (record.cells[cell][arm]["requests_s"] for arm in (SUBJECT, PREFIX))
-            if name == "2wiki":
-                figures["load"] = {
-                    "mepic_rps": median(ours),
-                    "prefix_rps": median(theirs),
-                    "spread": (max(ours) - min(ours)) / median(ours),
-                }
+    for cell, arms in record.cells.items():
+        if cell.startswith(("share-nothing ", "2wiki")):
+            ours, theirs = (arms[arm]["requests_s"] for arm in (SUBJECT, PREFIX))
+            if cell == "2wiki":
+                spread = (max(ours) - min(ours)) / median(ours)
+                rates = {"mepic_rps": median(ours), "prefix_rps": median(theirs)}
+                figures["load"] = {**rates, "spread": spread}
             else:
                 ratio = median(by_round(ours, theirs))
                 figures.setdefault("share_nothing", {})[f"chunk_{cell.split()[-1]}"] = ratio
@@ -412,57 +348,51 @@ def render_report(record: RoundsRecord) -> str:
     """The page, in Markdown."""
     if not record.cells:
         return ""
-    facts = record.facts
-    kernels = ", ".join(f"{arm}: {len(names)}" for arm, names in record.compiled.items())
     sections = []
-    for name, (title, text, columns) in GROUPS.items():
-        if cells := _measured(record, name):
-            sections += [f"## {title}", text, _table(record, cells, columns)]
-    if cells := _measured(record, "rate"):
-        knees = (f"{arm} {_knee(record, cells, arm)}" for arm in (SUBJECT, PREFIX))
-        served = f"Highest rate of which {_SERVED:.0%} is served, requests/s"
-        sections.append(f"{served}: {', '.join(knees)}.")
+    for group, (title, columns) in GROUPS.items():
+        names = [cell for cell in record.cells if cell.split(" ")[0] == group]
+        names.sort(key=lambda cell: [float(word) for word in cell.split() if word.isdigit()])
+        key, (first, _) = next(iter(columns.items()))
+        rows = []
+        for cell in names:
+            arms = record.cells[cell]
+            stock = arms.get(PREFIX)
+            for arm, found in arms.items():
+                over = mean_ratio(found[key], stock[key]) if stock and arm != PREFIX else NOTHING
+                rows.append((cell, str(len(found[key])), arm, *spreads(found, columns), over))
+        head = ("", "n", "arm", *(name for name, _ in columns.values()), f"{first}, over")
+        sections += [f"## {title}", table(head, rows, right=3)] if rows else []
+    if any(cell.startswith("rate ") for cell in record.cells):
+        knees = (f"{arm} {_knee(record, arm)}" for arm in (SUBJECT, PREFIX))
+        sections.append(
+            f"Highest rate of which {_SERVED:.0%} is served, requests/s: {', '.join(knees)}."
+        )
+    about = (
+        WHERE + " `mepic` is an engine of picbench (shared decode: {shared_decode}), `prefix` "
+        "stock vLLM with prefix caching; both are up at once with pools of {pool:,} blocks of "
+        "{block_tokens} tokens, at most {running} requests at a time and the token budget that "
+        "they have by default, and take turns. Median (lowest - highest). Over prefix: geometric "
+        "mean of rounds (95 %). "
+    )
     return page(
         "Loads, each arm with a server of its own",
-        f"{WHERE.format(**facts)} `{SUBJECT}` is an engine of picbench (shared decode: "
-        f"{facts['shared_decode']}), `{PREFIX}` stock vLLM with "
-        f"prefix caching; both are up at once with pools of {facts['pool']:,} blocks of "
-        f"{facts['block_tokens']} tokens, at most {facts['running']} requests at a time and the "
-        "token budget that they have by default, and take turns, another one first in each round. "
-        f"Median (lowest - highest). Over {PREFIX}: geometric mean of rounds (95 %). Kernels "
-        f"compiled after engines were ready: {kernels}.",
+        about.format(**record.facts) + waves.compiled_kernels(record),
         *sections,
         *first_lines(record.failures),
     )
 
 
-def _table(record: RoundsRecord, cells: Sequence[str], columns: Columns) -> str:
-    key, (first, _) = next(iter(columns.items()))
-    rows = []
-    for cell in cells:
-        figures = record.cells[cell]
-        for arm, values in figures.items():
-            alone = arm == PREFIX or PREFIX not in figures
-            over = NOTHING if alone else mean_ratio(values[key], figures[PREFIX][key])
-            rows.append((cell, str(len(values[key])), arm, *spreads(values, columns), over))
-    head = ("", "n", "arm", *(name for name, _ in columns.values()), f"{first}, over")
-    return table(head, rows, right=3)
-
-
-def _knee(record: RoundsRecord, cells: Sequence[str], arm: str) -> str:
+def _knee(record: RoundsRecord, arm: str) -> str:
     """The highest rate that an arm serves; at least that where no higher one was measured."""
-    rates = {float(cell.removeprefix("rate ")): record.cells[cell] for cell in cells}
-    own = {rate: arms[arm] for rate, arms in rates.items() if arm in arms}
-    served = [r for r, cell in own.items() if median(cell["requests_s"]) >= _SERVED * r]
-    if not served:
-        return f"below {min(rates):g}"
-    return f"{'at least ' if max(served) == max(own) else ''}{max(served):g}"
-
-
-def _measured(record: RoundsRecord, group: str) -> list[str]:
-    """The measured cells of a group, by the numbers in their names."""
-    cells = [cell for cell in record.cells if cell.split(" ")[0] == group]
-    return sorted(cells, key=lambda cell: [float(w) for w in cell.split() if w.isdigit()])
+    served = {
+        float(cell.removeprefix("rate ")): median(arms[arm]["requests_s"])
+        for cell, arms in record.cells.items()
+        if cell.startswith("rate ") and arm in arms
+    }
+    kept = [rate for rate, found in served.items() if found >= _SERVED * rate]
+    if not kept:
+        return f"below {min(served):g}"
+    return f"{'at least ' if max(kept) == max(served) else ''}{max(kept):g}"
 
 
 LOAD_REPORT = runner.RoundsExperiment(plan=load_plan, render=render_report, figures=report_figures)

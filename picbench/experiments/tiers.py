@@ -6,7 +6,7 @@ waits, fetches it, checks the bytes, and deletes it. Values are random bytes. Wh
 is read back from memory wherever the system caches it, so disk reads are not the device's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from random import Random
@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
-from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
+from picbench.engines.chunk_cache.tiers.stack import StackLimits
 from picbench.engines.chunk_cache.tiers.tier import TierSpec, parse_size
-from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result
 from picbench.errors import ConfigError, InvalidRun
-from picbench.experiments.waves import BesideScene, p99, serve_beside
+from picbench.experiments.waves import BesideScene, serve_beside
 from picbench.files import write_json
 from picbench.run import runner
 from picbench.run.measurements import HostTier, Outcome, Tiers
@@ -33,8 +33,7 @@ from picbench.tables.page import WHERE, FigureRatio, FigureTable
 from picbench.tables.table import table
 from picbench.workloads.testbed import model_path
 
-_WAIT = 120.0
-_WAYS = ("store", "fetch")
+_WAIT = 120.0  # Seconds.
 
 
 def measure(settings: Tiers) -> Outcome:
@@ -42,24 +41,42 @@ def measure(settings: Tiers) -> Outcome:
 
     Raises InvalidRun if a tier does not keep or return what was stored.
     """
-    rows = [
-        time_tier(spec, _size(size), _size(settings.batch), settings.rounds, settings.seed)
-        for spec in parse_tiers(settings.tiers)
-        for size in settings.sizes.split(",")
-    ]
+    rows: list[dict[str, Any]] = []
+    for spec in parse_tiers(settings.tiers):
+        for text in settings.sizes.split(","):
+            nbytes, batch = _size(text), _size(settings.batch)
+            values = max(1, batch // nbytes)
+            payloads = [
+                np.random.default_rng((settings.seed, i)).bytes(nbytes) for i in range(values)
+            ]
+            times = time_tier(spec, payloads, settings.rounds)
+            row: dict[str, Any] = {
+                "tier": spec.kind,
+                "nbytes": nbytes,
+                "values": values,
+                "rounds": settings.rounds,
+            }
+            for way, seconds in zip(("store", "fetch"), zip(*times, strict=True), strict=True):
+                speeds = [values * nbytes / 2**30 / each for each in seconds]
+                row[way] = {
+                    "median": median(speeds),
+                    "slowest": min(speeds),
+                    "fastest": max(speeds),
+                }
+            rows.append(row)
     if settings.output is not None:
         facts = provenance.facts("machine", "cores", "load", "python")
         facts["versions"] = provenance.facts("numpy", "xxhash")
         facts |= {"seed": settings.seed, "values": "random bytes"}
         settings.output.parent.mkdir(parents=True, exist_ok=True)
         write_json(settings.output, {"schema": 1, "provenance": facts, "rows": rows})
-    shown = "{median:.2f} ({slowest:.2f}-{fastest:.2f})"
+    speed = "{median:.2f} ({slowest:.2f}-{fastest:.2f})"
     lines = [
         (
             row["tier"],
             f"{row['nbytes'] / 2**20:g}",
             *(str(row[name]) for name in ("values", "rounds")),
-            *(shown.format(**row[way]) for way in _WAYS),
+            *(speed.format(**row[way]) for way in ("store", "fetch")),
         )
         for row in rows
     ]
@@ -68,50 +85,38 @@ def measure(settings: Tiers) -> Outcome:
 
 
 def _size(text: str) -> int:
-    size = parse_size(text)
-    if not size:
-        raise ConfigError(f"`sizes` {text}: not a size", hint="write 1MiB,32MiB")
-    return size
+    if size := parse_size(text):
+        return size
+    raise ConfigError(f"`sizes` {text}: not a size", hint="write 1MiB,32MiB")
 
 
-def time_tier(spec: TierSpec, nbytes: int, batch: int, rounds: int, seed: int) -> dict[str, Any]:
-    """Speeds in GiB/s of a tier with values of one size, `batch` bytes at a time.
+def time_tier(spec: TierSpec, payloads: list[bytes], rounds: int) -> list[tuple[float, float]]:
+    """Seconds in which a tier stores and fetches a batch, by round; one before these is dropped.
 
-    The first round is dropped. Raises InvalidRun if the tier does not keep or return what was
-    stored.
+    Raises InvalidRun if the tier does not keep or return what was stored.
     """
-    values = max(1, batch // nbytes)
-    payloads = [np.random.default_rng((seed, i)).bytes(nbytes) for i in range(values)]
-    stack = open_tiers([spec], limits=StackLimits(store_bytes=2 * batch + (64 << 20)))
+    stack = open_tiers(
+        [spec], limits=StackLimits(store_bytes=2 * sum(map(len, payloads)) + (64 << 20))
+    )
+    times = []
     try:
-        times = [_round(stack, spec, payloads, number) for number in range(rounds + 1)][1:]
+        for number in range(rounds + 1):
+            keys = [number.to_bytes(16) + i.to_bytes(16) for i in range(len(payloads))]
+            began = perf_counter()
+            kept = stack.store(list(zip(keys, payloads, strict=True))).result(_WAIT)
+            stored = perf_counter()
+            sizes = [(key, len(payload)) for key, payload in zip(keys, payloads, strict=True)]
+            found = stack.fetch(sizes).result(_WAIT)
+            times.append((stored - began, perf_counter() - stored))
+            stack.delete(keys).result(_WAIT)
+            if not all(kept) or [each and bytes(each.data) for each in found] != payloads:
+                raise InvalidRun(
+                    f"{spec.text} did not keep a batch: {stack.counters()}",
+                    hint="give it a capacity of some batches in `tiers`, or a longer deadline",
+                )
     finally:
         stack.close()
-    row: dict[str, Any] = {"tier": spec.kind, "nbytes": nbytes, "values": values, "rounds": rounds}
-    for way, column in zip(_WAYS, zip(*times, strict=True), strict=True):
-        speeds = [values * nbytes / 2**30 / seconds for seconds in column]
-        row[way] = {"median": median(speeds), "slowest": min(speeds), "fastest": max(speeds)}
-    return row
-
-
-def _round(
-    stack: TierStack, spec: TierSpec, payloads: Sequence[bytes], number: int
-) -> tuple[float, float]:
-    """Seconds of storing and of fetching one batch."""
-    keys = [number.to_bytes(16) + i.to_bytes(16) for i in range(len(payloads))]
-    began = perf_counter()
-    kept = stack.store(list(zip(keys, payloads, strict=True))).result(_WAIT)
-    stored = perf_counter()
-    sizes = [(key, len(payload)) for key, payload in zip(keys, payloads, strict=True)]
-    found = stack.fetch(sizes).result(_WAIT)
-    fetched = perf_counter()
-    stack.delete(keys).result(_WAIT)
-    if not all(kept) or any(f is None or f.data != p for f, p in zip(found, payloads, strict=True)):
-        raise InvalidRun(
-            f"{spec.text} did not keep a batch: {stack.counters()}",
-            hint="give it a capacity of some batches in `tiers`, or a longer deadline",
-        )
-    return stored - began, fetched - stored
+    return times[1:]
 
 
 #: The arms: an engine with a host tier, and one without tiers.
@@ -120,22 +125,14 @@ HOST, NONE = "host", "none"
 #: Algorithms whose replies are compared: chunks are mapped, mapped in part, and copied.
 CHECKED = ("naive", "mepic", "epic:k=16")
 
-#: Tokens of the chunks that are checked: some end within a block.
-LENGTHS = (150, 35, 81, 64)
-
 #: Blocks whose copies are timed by themselves.
 COPIED = 512
 
 
-def ask(scene: BesideScene, chunks: Sequence[Chunk], name: str) -> Request:
-    """A question about chunks, in an order of its own."""
-    order = Random(name).sample(chunks, len(chunks))
-    return Request([*order, random_text(scene.question, f"question {name}")], "mepic")
-
-
 def check(engine: Engine, name: str) -> dict[str, float]:
     """Serve prompts computed and loaded. Raises InvalidRun where anything differs."""
-    chunks = [Chunk(tokens=random_tokens(n, f"{name} {n}")) for n in LENGTHS]
+    # Some chunks end within a block.
+    chunks = [Chunk(tokens=random_tokens(n, f"{name} {n}")) for n in (150, 35, 81, 64)]
     for algorithm in CHECKED:
         request = Request([*chunks, random_text(19, name)], algorithm)
         engine.reset()
@@ -169,36 +166,39 @@ def copies(engine: Engine, name: str) -> dict[str, float]:
     return {"copy_out_gbps": nbytes / out / 1e9, "copy_in_gbps": nbytes / back / 1e9}
 
 
-def cold(engine: Engine, name: str, *, scene: BesideScene) -> dict[str, float]:
-    """Milliseconds to the first token of a prompt of new chunks."""
-    result = _drained(engine, ask(scene, scene.draw(name), name))
-    _require("new chunks", result, compiled=True, loaded=False)
-    return {"cold_ms": result.timings.ttft * 1e3}
+def ask(scene: BesideScene, chunks: Sequence[Chunk], name: str) -> Request:
+    """A question about chunks, in an order of its own."""
+    order = Random(name).sample(chunks, len(chunks))
+    return Request([*order, random_text(scene.question, f"question {name}")], "mepic")
 
 
-def load(engine: Engine, name: str, *, scene: BesideScene) -> dict[str, float]:
-    """The same of chunks in host memory; without a tier, in the pool, and recomputed."""
-    chunks = scene.draw(name)
-    _drained(engine, ask(scene, chunks, f"{name} before"))
-    if engine.config.tiers:
+def ttft(engine: Engine, name: str, *, scene: BesideScene) -> dict[str, float]:
+    """Milliseconds to the first token of a prompt of new chunks, and of the same ones again.
+
+    These are in host memory; without a tier, in the pool, and recomputed. Raises InvalidRun where
+    chunks were not where they should be.
+    """
+    tiers, chunks = bool(engine.config.tiers), scene.draw(name)
+    new = _drained(engine, ask(scene, chunks, f"{name} before"))
+    if tiers:
         engine.reset(tiers=False)
-    result = _drained(engine, ask(scene, chunks, name))
-    _require("cached chunks", result, compiled=False, loaded=bool(engine.config.tiers))
-    milliseconds = result.timings.ttft * 1e3
-    if engine.config.tiers:
-        return {"load_ms": milliseconds}
+    known = _drained(engine, ask(scene, chunks, name))
+    for what, result, compiled, loaded in (
+        ("new", new, True, False),
+        ("known", known, False, tiers),
+    ):
+        if bool(result.counts.compiled) != compiled or bool(result.hits.tiers) != loaded:
+            raise InvalidRun(
+                f"{what} chunks: {result.counts.compiled} tokens were compiled, and tiers loaded "
+                f"{dict(result.hits.tiers)} blocks",
+                hint="give the host tier memory for all prompts",
+            )
+    found = {"cold_ms": new.timings.ttft * 1e3}
+    if tiers:
+        return found | {"load_ms": known.timings.ttft * 1e3}
     text = random_text(scene.prompt, f"{name} recomputed")
     full = _drained(engine, Request([text], "prefix"))
-    return {"warm_ms": milliseconds, "full_ms": full.timings.ttft * 1e3}
-
-
-def _require(what: str, result: Result, *, compiled: bool, loaded: bool) -> None:
-    if bool(result.counts.compiled) != compiled or bool(result.hits.tiers) != loaded:
-        raise InvalidRun(
-            f"{what}: {result.counts.compiled} tokens were compiled, and tiers loaded "
-            f"{dict(result.hits.tiers)} blocks",
-            hint="give the host tier memory for all prompts",
-        )
+    return found | {"warm_ms": known.timings.ttft * 1e3, "full_ms": full.timings.ttft * 1e3}
 
 
 def beside(engine: Engine, name: str, *, scene: BesideScene, new: bool) -> dict[str, float]:
@@ -219,7 +219,7 @@ def beside(engine: Engine, name: str, *, scene: BesideScene, new: bool) -> dict[
     if not scene.reply <= len(steps) <= 1.1 * scene.reply + 10:
         raise InvalidRun(f"{len(steps)} steps for replies of {scene.reply} tokens")
     times = [(ended - began) * 1e3 for began, ended in steps]
-    busy = p99(times[scene.gap :])
+    busy = float(np.percentile(times[scene.gap :], 99))
     if new:
         return {"itl_p99_cold_ms": busy}
     # The first steps compute prompts.
@@ -228,16 +228,10 @@ def beside(engine: Engine, name: str, *, scene: BesideScene, new: bool) -> dict[
 
 def check_replies(settings: HostTier) -> None:
     """Check the testbed's replies in float32. Raises InvalidRun where a check fails."""
-    config = EngineConfig(
-        model=str(model_path()),
-        device=settings.device,
-        dtype="float32",
-        context=1024,
-        kv_blocks=400,
-        eager=True,
-        tiers="host:1GiB",
-    )
-    plan = runner.interleaved("check", {}, {HOST: config}, {"check": check}, 1, warm_up=False)
+    sizes = {"context": 1024, "kv_blocks": 400, "eager": True, "tiers": "host:1GiB"}
+    model = {"model": str(model_path()), "dtype": "float32"}
+    engines = {HOST: runner.engine_of(settings, **model, **sizes)}
+    plan = runner.interleaved("check", {}, engines, {"check": check}, 1, warm_up=False)
     runner.run(plan, runner.ArmsRecord(runner.say), runner.say)
 
 
@@ -255,17 +249,16 @@ def host_tier_plan(settings: HostTier) -> runner.ExperimentPlan:
         max_requests=64,
     )
     # All prompts of a measure and two more fit the tier.
-    gib = 1 + (scene.arrivals + 2) * scene.prompt * 128 // (1 << 20)
-    arms = {HOST: replace(config, tiers=f"host:{gib}GiB"), NONE: config}
+    tiers = f"host:{1 + (scene.arrivals + 2) * scene.prompt * 128 // (1 << 20)}GiB"
     facts = runner.facts_of(settings) | {"repeats": settings.repeats}
-    facts |= asdict(scene) | {"prompt": scene.prompt, "tiers": arms[HOST].tiers}
-    measures: Mapping[str, runner.Measure] = {
+    facts |= asdict(scene) | {"prompt": scene.prompt, "tiers": tiers}
+    measures: dict[str, runner.Measure] = {
         "copies": copies,
-        "cold": partial(cold, scene=scene),
-        "load": partial(load, scene=scene),
+        "ttft": partial(ttft, scene=scene),
         "beside loads": partial(beside, scene=scene, new=False),
         "beside stores": partial(beside, scene=scene, new=True),
     }
+    arms = {HOST: replace(config, tiers=tiers), NONE: config}
     return runner.interleaved("host-tier", facts, arms, measures, settings.repeats)
 
 

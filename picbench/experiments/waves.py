@@ -7,32 +7,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from random import Random
-from statistics import median, quantiles
+from statistics import median
+
+import numpy as np
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result
 from picbench.errors import InvalidRun
 from picbench.run.measurements import Served
-from picbench.run.runner import ServedArm, engine_of, random_chunks, random_text
-
-#: Requests that are planned and submitted before each step, while there are any.
-AHEAD = 8
-
-#: Blocks of a request beside those of its prompt and its reply: last ones that are not full.
-_SPARE = 4
-
-#: Tokens of a reply when engines are warmed up.
-_BRIEF = 16
+from picbench.run.runner import RoundsRecord, ServedArm, engine_of, random_chunks, random_text
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeScene:
-    """Requests in flight, over chunks of a corpus: `chunks` of `length` tokens, then a question.
+    """Requests over chunks of a corpus: `chunks` of `length` tokens, then a question.
 
     Every request has its chunks in an order of its own and replies with `reply` tokens. Chunks are
     drawn without regard to the others' if the corpus is not `even`; otherwise as many requests
-    read each chunk as read any other.
+    read each chunk as read any other. Without a corpus (0), each request has chunks of its own.
     """
 
     requests: int = 64
@@ -50,8 +43,8 @@ class DecodeScene:
 
     @property
     def text_blocks(self) -> int:
-        """Blocks of a request's question and reply, which are its own."""
-        return -(-(self.question + self.reply) // BLOCK_SIZE) + _SPARE
+        """Blocks of a request's question and reply, which are its own, some of them not full."""
+        return -(-(self.question + self.reply) // BLOCK_SIZE) + 4
 
     @property
     def blocks(self) -> int:
@@ -59,51 +52,46 @@ class DecodeScene:
         own = self.chunks + self.text_blocks
         return self.corpus * -(-self.length // BLOCK_SIZE) + self.requests * own
 
-    def plain_fit(self, pool: int) -> int:
-        """Requests that fit a pool at a time where they share nothing."""
-        return min(self.requests, pool // (-(-(self.prompt + self.reply) // BLOCK_SIZE) + _SPARE))
-
-    def common_fit(self, pool: int) -> int:
-        """Requests that fit a pool at a time where all chunks of all are one common prefix."""
-        prefix = self.chunks * self.length // BLOCK_SIZE + 1
-        return max(1, min(self.requests, (pool - prefix) // self.text_blocks))
-
     def known(self) -> list[Chunk]:
         """The corpus: the same chunks for every scene with as long ones."""
-        return random_chunks(self.corpus, self.length, "chunk")
+        return random_chunks(self.corpus, self.length, "corpus")
 
-    def draw(self, name: str, count: int, algorithm: str | None) -> list[Request]:
-        """`count` requests that belong to a name."""
-        dice, known = Random(name), self.known()
-        uses = Counter[int]()
-        found = []
-        for number in range(count):
-            if self.even:  # The least used ones, equal ones at random.
-                order = sorted(range(self.corpus), key=lambda i: (uses[i], dice.random()))
-                picked = dice.sample(order[: self.chunks], self.chunks)
+    def ask(self, chunks: Sequence[Chunk], name: str, algorithm: str | None) -> Request:
+        """A request with these chunks."""
+        return Request([*chunks, random_text(self.question, name)], algorithm)
+
+    def cover(self, algorithm: str | None) -> list[Request]:
+        """Requests that have all of the corpus, a chunk once."""
+        known, size = self.known(), self.chunks
+        groups = (known[i : i + size] for i in range(0, self.corpus, size))
+        return [self.ask(group, "cover", algorithm) for group in groups]
+
+    def draw(self, name: str, algorithm: str | None) -> list[Request]:
+        """All requests, others for each name."""
+        dice, known, uses, found = Random(name), self.known(), Counter[int](), []
+        for own in (f"{name} {number}" for number in range(self.requests)):
+            if known:
+                order: Sequence[int] = range(self.corpus)
+                if self.even:  # The least used ones, equal ones at random.
+                    order = sorted(order, key=lambda i: (uses[i], dice.random()))[: self.chunks]
+                picked = dice.sample(order, self.chunks)
+                uses.update(picked)
+                chunks = [known[i] for i in picked]
             else:
-                picked = dice.sample(range(self.corpus), self.chunks)
-            uses.update(picked)
-            asked = random_text(self.question, f"{name} question {number}")
-            found.append(Request([*(known[i] for i in picked), asked], algorithm))
+                chunks = random_chunks(self.chunks, self.length, own)
+            found.append(self.ask(chunks, own, algorithm))
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class CostGuess:
-    """A device's tokens of prompts a second, and the seconds of a step that decodes."""
+def algorithm_of(engine: Engine) -> str | None:
+    """MEPIC; None for stock vLLM, which has no algorithms."""
+    return None if engine.config.stock else "mepic"
 
-    tokens_s: float
-    step_s: float
 
-    def seconds(self, tokens: float, steps: float) -> float:
-        """Seconds for prompts of this many tokens in all, and for steps."""
-        return tokens / self.tokens_s + steps * self.step_s
-
-    def wave(self, scene: DecodeScene) -> float:
-        """Seconds of requests that decode together; a block of each chunk is computed."""
-        computed = scene.requests * (scene.chunks * BLOCK_SIZE + scene.question)
-        return self.seconds(computed, scene.reply)
+def compiled_kernels(record: RoundsRecord) -> str:
+    """How many kernels each engine compiled while it was measured, for a page."""
+    counts = ", ".join(f"{engine}: {len(names)}" for engine, names in record.compiled.items())
+    return f"Kernels compiled after engines were ready: {counts}."
 
 
 def wave_engine(settings: Served, scene: DecodeScene, pool: int) -> EngineConfig:
@@ -135,101 +123,69 @@ def decode_wave(
     """Requests over chunks that are in the pool; see `decode_figures`.
 
     Where they have one prefix in `common` instead, all have the same chunks in the same order. A
-    `brief` wave warms up and has no figures.
+    `brief` wave warms up and has no figures. Raises InvalidRun for a request that failed.
     """
-    reply = min(_BRIEF, scene.reply) if brief else scene.reply
-    requests = _prepared(engine, name, scene, common)
-    preempted = engine.preemptions
-    found = serve_wave(engine, requests, reply)
-    if brief:
-        return {}
-    return decode_figures(found, reply) | {
-        "compiled_tokens": sum(result.counts.compiled for result in found.results),
-        "preemptions": engine.preemptions - preempted,
-    }
-
-
-def _prepared(engine: Engine, name: str, scene: DecodeScene, common: bool) -> list[Request]:
-    """The requests, after what they share was served."""
-    stock, known = engine.config.stock, scene.known()
+    algorithm, reply = algorithm_of(engine), min(16, scene.reply) if brief else scene.reply
     if common:
-        names = (f"{name} {i}" for i in range(scene.requests + 1))
-        texts = [random_text(scene.question, each) for each in names]
-        plain = None if stock else "prefix"
-        first, *requests = (Request([*known[: scene.chunks], text], plain) for text in texts)
-        engine.generate([first], max_tokens=1)
-        return requests
-    algorithm = None if stock else "mepic"
-    if not stock:
-        asked = random_text(scene.question, "cover")
-        groups = (known[i : i + scene.chunks] for i in range(0, scene.corpus, scene.chunks))
-        cover = [Request([*group, asked], algorithm) for group in groups]
-        engine.generate(cover, max_tokens=1, concurrency=4)
-    return scene.draw(name, scene.requests, algorithm)
-
-
-@dataclass(frozen=True, slots=True)
-class WaveTimes:
-    """When requests were sent and steps ended, in Unix seconds, and the requests' results.
-
-    Of a request that was `sent` from the first time to the second, the arrival is in between.
-    """
-
-    began: float
-    steps: Sequence[float]
-    sent: Sequence[tuple[float, float]]
-    results: Sequence[Result]
-
-
-def serve_wave(engine: Engine, requests: Sequence[Request], reply: int) -> WaveTimes:
-    """Serve requests that all are there from the start. Raises InvalidRun for one that failed."""
-    began = time.time()
-    waiting = list(requests)
+        chunks, plain = scene.known()[: scene.chunks], algorithm and "prefix"
+        names = (f"{name} {number}" for number in range(scene.requests + 1))
+        first, *requests = (scene.ask(chunks, each, plain) for each in names)
+        before = [first]
+    else:
+        before = scene.cover(algorithm) if algorithm else []
+        requests = scene.draw(name, algorithm)
+    if before:
+        engine.generate(before, max_tokens=1, concurrency=4)
+    preempted, left, steps = engine.preemptions, list(requests), [time.time()]
     sent: dict[str, tuple[float, float]] = {}
     results: dict[str, Result] = {}
-    steps = []
     while len(results) < len(requests):
-        for request in waiting[:AHEAD]:
-            before = time.time()
+        for request in left[:8]:  # They are planned and submitted before the step.
+            began = time.time()
             tag = engine.submit(request, max_tokens=reply, ignore_eos=True)
-            sent[tag] = before, time.time()
-        del waiting[:AHEAD]
+            sent[tag] = began, time.time()
+        del left[:8]
         results |= engine.step()
         steps.append(time.time())
     for result in results.values():
         if result.error is not None or len(result.tokens) != reply:
             raise InvalidRun(f"a request got {len(result.tokens)} of {reply} tokens")
-    return WaveTimes(began, steps, [sent[tag] for tag in results], list(results.values()))
+    if brief:
+        return {}
+    served = [(*sent[tag], result) for tag, result in results.items()]
+    return decode_figures(steps, served, reply) | {
+        "compiled_tokens": sum(result.counts.compiled for result in results.values()),
+        "preemptions": engine.preemptions - preempted,
+    }
 
 
-def decode_figures(found: WaveTimes, reply: int) -> dict[str, float]:
+def decode_figures(
+    steps: Sequence[float], served: Sequence[tuple[float, float, Result]], reply: int
+) -> dict[str, float]:
     """Tokens a second in all, and while all requests decode, when a step gives each a token.
 
-    That is from the last first token to the first end. Steps that give no token are allowed for by
-    how many steps the last request to start took for its reply. Raises InvalidRun where there are
-    fewer than three steps in between.
+    `steps` are the times at which the first one began and each ended, in Unix seconds; a request
+    arrived between the two times before its result. All decode from the last first token to the
+    first end. Steps that give no token are allowed for by how many steps the last request to start
+    took for its reply. Raises InvalidRun where there are fewer than three steps in between.
     """
-    pairs = list(zip(found.sent, found.results, strict=True))
-    begin, last = max(
-        (latest + result.timings.ttft, latest + result.timings.e2e) for (_, latest), result in pairs
-    )
-    end = min(earliest + result.timings.e2e for (earliest, _), result in pairs)
-    inside = [step for step in found.steps if begin <= step <= end]
+    begin, last = max((sent + r.timings.ttft, sent + r.timings.e2e) for _, sent, r in served)
+    end = min(earliest + result.timings.e2e for earliest, _, result in served)
+    inside = [step for step in steps[1:] if begin <= step <= end]
     if len(inside) < 4:
         raise InvalidRun(
             f"all requests decoded together for {len(inside)} steps", hint="raise `reply`"
         )
-    taken = sum(begin < step <= last for step in found.steps)
+    taken = sum(begin < step <= last for step in steps[1:])
     share = min(1.0, (reply - 1) / max(1, taken))
     gaps = [after - before for before, after in pairwise(inside)]
-    count = len(found.results)
     return {
-        "in_flight": count,
-        "tokens_s": count * reply / (found.steps[-1] - found.began),
-        "decode_tokens_s": count * share * len(gaps) / (inside[-1] - inside[0]),
+        "in_flight": len(served),
+        "tokens_s": len(served) * reply / (steps[-1] - steps[0]),
+        "decode_tokens_s": len(served) * share * len(gaps) / (inside[-1] - inside[0]),
         "tpot_ms": median(gaps) / share * 1e3,
-        "tpot_p99_ms": p99(gaps) * 1e3,
-        "ttft_ms": median(r.timings.ttft for r in found.results) * 1e3,
+        "tpot_p99_ms": float(np.percentile(gaps, 99)) * 1e3,
+        "ttft_ms": median(result.timings.ttft for *_, result in served) * 1e3,
         "steps": len(gaps),
         "tokens_a_step": share,
     }
@@ -292,8 +248,3 @@ def serve_beside(
             hint="raise `reply`",
         )
     return steps
-
-
-def p99(values: Sequence[float]) -> float:
-    """The 99th percentile."""
-    return quantiles(values, n=100, method="inclusive")[-1]

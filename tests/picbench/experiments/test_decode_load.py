@@ -15,19 +15,18 @@ from picbench.engines.request import Hits, Result, Timings, TokenCounts
 from picbench.errors import InvalidRun
 from picbench.experiments.decode_load import (
     AUTO,
-    COMMON,
     DECODE_LOAD,
     DECODE_SHARING,
     OFF,
-    PREFIX,
     SCALING,
-    SIZES,
+    SCENES,
     load_plan,
     reply_sums,
     scaling_plan,
+    shared,
     sharing_plan,
 )
-from picbench.experiments.waves import DecodeScene, WaveTimes, decode_figures, decode_wave
+from picbench.experiments.waves import DecodeScene, decode_figures, decode_wave
 from picbench.run.measurements import DecodeUnderLoad, Scaling
 from picbench.run.runner import ExperimentPlan, RoundsRecord
 from picbench.tables.page import update_summary
@@ -38,47 +37,51 @@ def result(ttft: float, e2e: float) -> Result:
 
 
 def test_figures_are_of_the_time_in_which_all_decode() -> None:
-    steps = [10.0, 11.0, 12.0, 12.5, 13.0, 13.5, 14.0, 20.0]
-    sent = [(9.0, 9.1), (9.2, 9.4)]
+    steps = [9.0, 10.0, 11.0, 12.0, 12.5, 13.0, 13.5, 14.0, 20.0]
     # The last request to start has its five later tokens from 11.9 to 14.3: in five steps.
-    times = WaveTimes(9.0, steps, sent, [result(1.0, 9.0), result(2.5, 4.9)])
-    found = decode_figures(times, 6)
+    last = (9.2, 9.4, result(2.5, 4.9))
+    served = [(9.0, 9.1, result(1.0, 9.0)), last]
+    found = decode_figures(steps, served, 6)
     # From 9.4 + 2.5 to 9.2 + 4.9: steps at 12, 12.5, ... 14.
     assert (found["steps"], found["in_flight"]) == (4, 2)
     assert found["decode_tokens_s"] == pytest.approx(2 * 4 / 2.0)
     assert found["tpot_ms"] == pytest.approx(500.0)
     assert found["tokens_s"] == pytest.approx(12 / 11.0)
-    twice = sorted([*steps, *(step + 0.25 for step in steps[2:-1])])
-    empty = decode_figures(replace(times, steps=twice), 6)
+    twice = sorted([*steps, *(step + 0.25 for step in steps[3:-1])])
+    empty = decode_figures(twice, served, 6)
     assert empty["tokens_a_step"] == pytest.approx(0.5)
     assert empty["decode_tokens_s"] == pytest.approx(found["decode_tokens_s"])
     assert empty["tpot_ms"] == pytest.approx(found["tpot_ms"])
     with pytest.raises(InvalidRun, match="decoded together for 0 steps"):
-        decode_figures(replace(times, results=[result(1.0, 2.0), result(2.5, 4.9)]), 6)
+        decode_figures(steps, [(9.0, 9.1, result(1.0, 2.0)), last], 6)
 
 
 @pytest.mark.parametrize("degree", [1, 8, 64])
 def test_each_chunk_has_as_many_readers_as_the_degree_and_all_fit(degree: int) -> None:
-    sizes = SIZES["cuda"]
-    scene = replace(sizes.shared(degree), length=3)
-    assert sizes.shared(degree).blocks <= sizes.sharing_pool
-    drawn = scene.draw("a", scene.requests, "mepic")
+    found = shared(replace(SCENES["cuda"], even=True), degree, 22_000)
+    assert found.blocks <= 22_000
+    scene = replace(found, length=3)
+    drawn = scene.draw("a", "mepic")
     readers = Counter(segment.tokens for r in drawn for segment in r.segments[:-1])
     assert set(readers.values()) == {degree}
     assert all(len(set(r.segments[:-1])) == scene.chunks for r in drawn)
-    assert drawn != scene.draw("b", scene.requests, "mepic")
+    assert drawn != scene.draw("b", "mepic")
 
 
 def test_the_load_is_that_of_the_page() -> None:
     settings = DecodeUnderLoad(model="shape:tiny", commit="c")
     plan = load_plan(settings.model_copy(update={"reply": 100}))
-    scene = SIZES["cuda"].scene
+    scene = SCENES["cuda"]
     assert (scene.prompt, scene.requests) == (32_336, 64)
     assert scene.blocks <= plan.engines[OFF].kv_blocks == plan.engines["stock"].kv_blocks
     assert plan.engines[AUTO] == replace(plan.engines[OFF], shared_decode="auto")
     assert plan.engines["stock"].stock
     assert (plan.facts["scene"]["reply"], scene.reply) == (100, 512)
-    assert (scene.plain_fit(12_000), scene.common_fit(12_000)) == (5, 64)
+    counts = {
+        arm: served.measure.keywords["scene"].requests  # type: ignore[attr-defined]
+        for arm, served in plan.cells[0].arms.items()
+    }
+    assert counts == {OFF: 64, AUTO: 64, "prefix": 5, "common": 64, "own-common": 64}
     assert len(sharing_plan(settings).cells) == 7
 
 
@@ -98,7 +101,7 @@ def figures(rate: float) -> dict[str, list[float]]:
 
 
 def test_the_load_s_page_and_figures(tmp_path: Path) -> None:
-    rates = {OFF: 10.0, AUTO: 40.0, PREFIX: 20.0, COMMON: 80.0}
+    rates = {OFF: 10.0, AUTO: 40.0, "prefix": 20.0, "common": 80.0}
     scene = {"requests": 64, "chunks": 64, "corpus": 128, "length": 504, "question": 80, "reply": 9}
     cells = {"load": {arm: figures(rate) for arm, rate in rates.items()}}
     made = found(tmp_path / "decode-load.json", cells, scene=scene, prompt=32336)
@@ -181,12 +184,13 @@ def test_flags_of_the_engine_are_for_our_engines_alone() -> None:
     assert larger.facts["graph_tokens"] == 4096
 
 
-def test_all_requests_fit_the_pools() -> None:
-    for sizes in SIZES.values():
-        for scene in sizes.scaled():
-            assert scene.blocks <= sizes.scaling_pool
-            assert scene.common_fit(sizes.scaling_pool) == scene.requests
-        assert sizes.replies.blocks <= sizes.replies_pool
+@pytest.mark.parametrize("device", SCENES)
+def test_all_requests_fit_the_pools(device: str) -> None:
+    plan = scaled(device=device)
+    for cell in plan.cells:
+        for arm, served in cell.arms.items():
+            scene = served.measure.keywords["scene"]  # type: ignore[attr-defined]
+            assert scene.blocks <= plan.engines[arm].kv_blocks
 
 
 def test_the_page_and_the_summary_of_several_gpus(tmp_path: Path) -> None:
@@ -207,8 +211,8 @@ def test_the_page_and_the_summary_of_several_gpus(tmp_path: Path) -> None:
     assert page.index("| 800 | stock x2 |") < page.index("| 9,000 | mepic x1 |")
     assert "| 9,000 | 1.500 (1.500 - 1.500, n=2) | 1.600" in page
     assert "| 0.937 (0.937 - 0.937, n=2) |" in page
-    assert "R in float32, as it is served, on 2 GPUs and on one: 1 of 2 replies of 8" in page
-    assert "(shared decode: auto, CUDA graphs of up to 4,096 tokens)" in page
+    assert "R in float32, on 2 GPUs and on one: 1 of 2 replies of 8" in page
+    assert "(shared decode: auto, CUDA graphs: 4,096 tokens)" in page
     assert json.loads((tmp_path / "summary.json").read_text()) == {
         "tp2_scaling": pytest.approx(1.5),
         "tp2_vs_stock_tp2": pytest.approx(1.5 / 1.6),

@@ -17,17 +17,15 @@ from picbench.experiments.load_report import (
     LOAD_REPORT,
     NEW,
     LoadTraffic,
-    cold_figures,
     load_figures,
     load_plan,
     mixed_figures,
-    stream_figures,
 )
 from picbench.experiments.waves import BesideScene
 from picbench.run.measurements import LoadReport
 from picbench.run.runner import ExperimentPlan, RoundsRecord
 
-TRAFFIC = LoadTraffic(4, 2, 20, 4, 2, reply=4)
+TRAFFIC = LoadTraffic(4, 2, 4, 20, reply=4, running=2)
 
 
 def plan_of(device: str, *only: str, shared_decode: Any = "off") -> ExperimentPlan:
@@ -67,10 +65,10 @@ def test_cells_are_those_of_the_groups_that_are_asked_for() -> None:
 
 def test_the_stream_is_drawn_once_and_the_same_for_both_arms() -> None:
     [cell] = plan_of("cpu", "2wiki").cells
-    given = cell.arms["mepic"].measure.keywords  # type: ignore[attr-defined]
-    assert len(given["requests"]) == len(given["arrivals"]) == 6
+    requests, arrivals = cell.arms["mepic"].measure.keywords["stream"]  # type: ignore[attr-defined]
+    assert len(requests) == len(arrivals) == 6
     assert cell.most == 3
-    assert sum(isinstance(s, Chunk) for s in given["requests"][0].segments) == 8
+    assert sum(isinstance(s, Chunk) for s in requests[0].segments) == 8
 
 
 def chunks_of(traffic: LoadTraffic, name: str) -> list[Chunk]:
@@ -97,7 +95,7 @@ def found(folder: Path = Path()) -> RoundsRecord:
     facts = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "pool": 99}
     facts |= {"running": 256, "block_tokens": 16, "shared_decode": "off"}
     made = RoundsRecord(folder / "load-report.json", facts)
-    names = {name for _, _, columns in GROUPS.values() for name in columns}
+    names = {name for _, columns in GROUPS.values() for name in columns}
     for cell, value in {"share-nothing 170": 9.0, "2wiki": 90.0, "rate 8": 8.0}.items():
         figures = {"mepic": dict.fromkeys(names, value), "prefix": dict.fromkeys(names, 6.0)}
         for _ in range(2):
@@ -140,9 +138,9 @@ def test_loads_in_an_engine(small_engine: Engine) -> None:
         assert figures["requests_s"] > 0
         assert 0 < figures["ttft_ms"] <= figures["ttft_p95_ms"]
     requests = TRAFFIC.draw("b", "mepic")
-    stream = stream_figures(small_engine, "b", requests=requests, arrivals=[0.0] * 4)
+    empty = replace(TRAFFIC, corpus=0)
+    stream = load_figures(small_engine, "b", traffic=empty, stream=(requests, [0.0] * 4))
     assert set(stream) == set(figures)
-    assert cold_figures(small_engine, "c", traffic=replace(TRAFFIC, corpus=0))["ttft_ms"] > 0
 
 
 @pytest.mark.engine

@@ -22,10 +22,9 @@ from picbench.experiments.tiers import (
     NONE,
     beside,
     check,
-    cold,
     copies,
     host_tier_plan,
-    load,
+    ttft,
 )
 from picbench.experiments.waves import BesideScene
 from picbench.run.measurements import HostTier
@@ -145,13 +144,12 @@ def test_only_an_engine_with_a_tier_copies() -> None:
 
 
 def test_new_chunks_are_new_and_cached_ones_are_where_they_should_be() -> None:
-    assert cold(engine(""), "a", scene=SCENE) == {"cold_ms": 500.0}
-    assert load(engine(), "a", scene=SCENE) == {"load_ms": 500.0}
-    assert load(engine(""), "a", scene=SCENE) == {"warm_ms": 500.0, "full_ms": 500.0}
-    known = engine()
-    cold(known, "a", scene=SCENE)
+    assert list(ttft(engine(), "a", scene=SCENE)) == ["cold_ms", "load_ms"]
+    times = {"cold_ms": 500.0, "warm_ms": 500.0, "full_ms": 500.0}
+    known = engine("")
+    assert ttft(known, "a", scene=SCENE) == times
     with pytest.raises(InvalidRun, match="new chunks: 0 tokens were compiled"):
-        cold(known, "a", scene=SCENE)
+        ttft(known, "a", scene=SCENE)
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -174,7 +172,7 @@ def test_engines_differ_in_the_tier_alone_and_have_room_for_all_prompts() -> Non
     host, none = plan.engines[HOST], plan.engines[NONE]
     assert none.kv_blocks * 16 > (plan.facts["arrivals"] + 1) * plan.facts["prompt"]
     names = [cell.name for cell in plan.cells]
-    assert names == ["copies", "cold", "load", "beside loads", "beside stores"]
+    assert names == ["copies", "ttft", "beside loads", "beside stores"]
     assert host == replace(none, tiers=plan.facts["tiers"])
 
 
