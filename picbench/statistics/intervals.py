@@ -6,7 +6,7 @@ round share its queue. What varies independently is the cluster, so clusters are
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, exp, floor, hypot, log, sqrt
 
 import numpy as np
@@ -14,6 +14,11 @@ import numpy.typing as npt
 from scipy import optimize, stats  # type: ignore[import-untyped]
 
 Floats = npt.NDArray[np.float64]
+
+Values = Sequence[float]
+
+#: What values belong to, a name each; values of one name vary together.
+Names = Sequence[Hashable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class ClusterSums:
         return float(self.sums.sum() / self.counts.sum())
 
 
-def sum_clusters(values: Floats, clusters: Sequence[Hashable] | None = None) -> ClusterSums:
+def sum_clusters(values: Floats, clusters: Names | None = None) -> ClusterSums:
     """Group `values` [n] by `clusters` [n]; without these every value is a cluster of its own.
 
     Raises ValueError where there is nothing to group or the lengths differ.
@@ -46,7 +51,7 @@ def sum_clusters(values: Floats, clusters: Sequence[Hashable] | None = None) -> 
     return ClusterSums(sums.astype(np.float64), counts.astype(np.float64))
 
 
-def ratio_of_sums(first: Sequence[float], second: Sequence[float]) -> ClusterSums:
+def ratio_of_sums(first: Values, second: Values) -> ClusterSums:
     """Rows of which the mean is the sum of `first` [n] over that of `second` [n], at least 0.
 
     A ratio estimate is a mean of clusters: the row counts for as much as it adds to the divisor
@@ -108,34 +113,28 @@ class MeanBootstrap:
 
         A one-sided bound of level p is the end of the interval of level 2p - 1.
         """
-        clusters, theta = len(self._values.sums), self._values.mean
+        clusters, theta, means = len(self._values.sums), self._values.mean, self._means
         # What is no number is sorted last.
-        if clusters < 2 or np.isnan(self._means[-1]):
+        if clusters < 2 or np.isnan(means[-1]):
             return None
-        if self._means[0] == self._means[-1]:
+        if means[0] == means[-1]:
             return Interval(theta, theta, level)
-        bias, acceleration = self._bias(theta), _acceleration(self._values)
-        reach = sqrt(clusters / (clusters - 1)) * stats.t.isf((1 - level) / 2, clusters - 1)
-        shares = [_adjust(z, bias, acceleration) for z in (-reach, reach)]
-        low, high = np.quantile(self._means, shares)
-        return Interval(float(low), float(high), level)
-
-    def _bias(self, theta: float) -> float:
-        """How far the estimate is from the median of resampled means, in standard deviations."""
-        # Means that are equal but for rounding are ties.
-        slack, count = 1e-9 * (self._means[-1] - self._means[0]), len(self._means)
-        below = np.searchsorted(self._means, theta - slack, "left")
-        up_to = np.searchsorted(self._means, theta + slack, "right")
+        # How far the estimate is from their median; means that are equal but for rounding are ties.
+        slack, count = 1e-9 * (means[-1] - means[0]), len(means)
+        below = np.searchsorted(means, theta - slack, "left")
+        up_to = np.searchsorted(means, theta + slack, "right")
         share = np.clip((below + up_to) / (2 * count), 0.5 / count, 1 - 0.5 / count)
-        return float(stats.norm.ppf(share))
-
-
-def _adjust(z: float, bias: float, acceleration: float) -> float:
-    """The probability at which BCa reads the end that a normal interval has at `z`."""
-    shifted = bias + z
-    if acceleration * shifted >= 1:  # Beyond all resamples; only few clusters reach that far.
-        return float(shifted > 0)
-    return float(stats.norm.cdf(bias + shifted / (1 - acceleration * shifted)))
+        bias, acceleration = float(stats.norm.ppf(share)), _acceleration(self._values)
+        reach = sqrt(clusters / (clusters - 1)) * stats.t.isf((1 - level) / 2, clusters - 1)
+        shares = []
+        for shifted in (bias - reach, bias + reach):
+            if acceleration * shifted >= 1:  # Beyond all resamples; only few clusters reach so far.
+                shares.append(float(shifted > 0))
+            else:
+                z = bias + shifted / (1 - acceleration * shifted)
+                shares.append(float(stats.norm.cdf(z)))
+        low, high = np.quantile(means, shares)
+        return Interval(float(low), float(high), level)
 
 
 def _acceleration(values: ClusterSums) -> float:
@@ -150,39 +149,35 @@ def _acceleration(values: ClusterSums) -> float:
 
 
 def _resample(values: ClusterSums, rng: np.random.Generator, resamples: int) -> Floats:
-    """Means of `resamples` draws of as many clusters as there are, with replacement."""
-    draw = _draw_even if (values.counts == values.counts[0]).all() else _draw_uneven
-    size = max(1, _BATCH // len(values.sums))
-    counts = [min(size, resamples - begin) for begin in range(0, resamples, size)]
-    return np.concatenate([draw(values, rng, count) for count in counts])
+    """Means of `resamples` draws of as many clusters as there are, with replacement.
 
-
-def _draw_uneven(values: ClusterSums, rng: np.random.Generator, resamples: int) -> Floats:
-    clusters = len(values.sums)
-    drawn = rng.integers(clusters, size=(resamples, clusters), dtype=np.int32)
-    sums, counts = values.sums[drawn].sum(axis=1), values.counts[drawn].sum(axis=1)
-    found: Floats = np.divide(sums, counts, out=np.full(resamples, np.nan), where=counts > 0)
-    return found
-
-
-def _draw_even(values: ClusterSums, rng: np.random.Generator, resamples: int) -> Floats:
-    """Clusters of one size: only those that differ from 0 are drawn, as often as chance has it.
-
-    Most answers are the same in both arms, so that this is twenty times less work.
+    Of clusters of one size only those that differ from 0 are drawn, as often as chance has it: most
+    answers are the same in both arms, so that this is twenty times less work.
     """
-    clusters, sums = len(values.sums), values.sums[values.sums != 0]
-    hits = rng.binomial(clusters, len(sums) / clusters, size=resamples)
-    if not len(sums):
-        return np.zeros(resamples)
-    drawn = rng.integers(len(sums), size=(resamples, hits.max()), dtype=np.int32)
-    kept = np.arange(hits.max()) < hits[:, None]
-    found: Floats = (sums[drawn] * kept).sum(axis=1) / (clusters * values.counts[0])
-    return found
+    clusters, even = len(values.sums), bool((values.counts == values.counts[0]).all())
+    sums, found = values.sums[values.sums != 0] if even else values.sums, list[Floats]()
+    size = max(1, _BATCH // clusters)
+    for begin in range(0, resamples, size):
+        count = min(size, resamples - begin)
+        if not even:
+            drawn = rng.integers(clusters, size=(count, clusters), dtype=np.int32)
+            totals, counts = sums[drawn].sum(axis=1), values.counts[drawn].sum(axis=1)
+            missing = np.full(count, np.nan)
+            found.append(np.divide(totals, counts, out=missing, where=counts > 0))
+            continue
+        hits = rng.binomial(clusters, len(sums) / clusters, size=count)
+        if not len(sums):
+            found.append(np.zeros(count))
+            continue
+        drawn = rng.integers(len(sums), size=(count, hits.max()), dtype=np.int32)
+        kept = np.arange(hits.max()) < hits[:, None]
+        found.append((sums[drawn] * kept).sum(axis=1) / (clusters * values.counts[0]))
+    return np.concatenate(found)
 
 
 def difference_interval(
-    first: Sequence[float],
-    second: Sequence[float],
+    first: Values,
+    second: Values,
     level: float = 0.95,
     resamples: int | None = None,
 ) -> Interval:
@@ -195,8 +190,8 @@ def difference_interval(
 
 
 def ratio_interval(
-    first: Sequence[float],
-    second: Sequence[float],
+    first: Values,
+    second: Values,
     level: float = 0.95,
     resamples: int | None = None,
 ) -> Interval | None:
@@ -321,18 +316,6 @@ def values_needed(q: float) -> int:
     return ceil(round(1 / min(q, 1 - q), 6))
 
 
-def quantile(values: Sequence[float], q: float, level: float = 0.95) -> Quantile:
-    """The quantile `q` with its interval."""
-    needed, count = values_needed(q), len(values)
-    if count < needed:
-        return Quantile(q, count, needed, None, None)
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    ranks, interval = order_interval(count, q, level), None
-    if ranks is not None:
-        interval = Interval(float(ordered[ranks[0] - 1]), float(ordered[ranks[1] - 1]), level)
-    return Quantile(q, count, needed, float(np.quantile(ordered, q)), interval)
-
-
 def order_interval(count: int, q: float, level: float = 0.95) -> tuple[int, int] | None:
     """The ranks, from 1, of the two of `count` values that enclose the true quantile `q`.
 
@@ -345,12 +328,20 @@ def order_interval(count: int, q: float, level: float = 0.95) -> tuple[int, int]
     return None if low < 1 or high > count else (low, high)
 
 
+def quantile(values: Values, q: float, level: float = 0.95) -> Quantile:
+    """The quantile `q` with its interval."""
+    needed, count = values_needed(q), len(values)
+    if count < needed:
+        return Quantile(q, count, needed, None, None)
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    ranks, interval = order_interval(count, q, level), None
+    if ranks is not None:
+        interval = Interval(float(ordered[ranks[0] - 1]), float(ordered[ranks[1] - 1]), level)
+    return Quantile(q, count, needed, float(np.quantile(ordered, q)), interval)
+
+
 def repeated_quantile(
-    values: Sequence[float],
-    q: float,
-    rows: Sequence[Hashable],
-    repeats: Sequence[Hashable],
-    level: float = 0.95,
+    values: Values, q: float, rows: Names, repeats: Names, level: float = 0.95
 ) -> Quantile:
     """The quantile `q` of all `values` [n] with its interval.
 
@@ -358,30 +349,40 @@ def repeated_quantile(
     single repeat it is what `quantile` gives. The interval is also None where a repeat has a
     quantile of 0, which is no time.
     """
-    found, distinct = quantile(values, q, level), len(set(repeats))
-    if distinct < 2 or found.value is None:
+    found, groups = quantile(values, q, level), dict[Hashable, list[float]]()
+    for value, repeat in zip(values, repeats, strict=True):
+        groups.setdefault(repeat, []).append(float(value))
+    if len(groups) < 2 or found.value is None:
         return found
-    array = np.asarray(values, dtype=np.float64)
-    served = _of_requests(array, found.value, q, rows, level)
-    reach = _of_repeats(array, q, repeats, level)
+    served = _of_requests(np.asarray(values, dtype=np.float64), found.value, q, rows, level)
+    own = np.array([np.quantile(group, q) for group in groups.values()])
     interval = None
-    if served is not None and reach is not None:
+    if served is not None and (own > 0).all():
+        # In logarithms: how far repeats let the quantile be, and the ends of requests.
+        between = StudentMean.of(sum_clusters(np.log(own))).interval(level)
+        reach = 0.0 if between is None else between.half_width
         middle = log(found.value)
-        down, up = middle - _log(served.low), _log(served.high) - middle
-        interval = Interval(
-            exp(middle - hypot(max(down, 0.0), reach)),
-            exp(middle + hypot(max(up, 0.0), reach)),
-            level,
-        )
-    return Quantile(q, found.count, found.needed, found.value, interval, distinct)
+        down = middle - (log(served.low) if served.low > 0 else -np.inf)
+        up = log(served.high) - middle
+        low, high = (hypot(max(end, 0.0), reach) for end in (down, up))
+        interval = Interval(exp(middle - low), exp(middle + high), level)
+    return replace(found, interval=interval, repeats=len(groups))
 
 
 def _of_requests(
-    values: Floats, middle: float, q: float, rows: Sequence[Hashable], level: float
+    values: Floats, middle: float, q: float, rows: Names, level: float
 ) -> Interval | None:
-    """The interval given these repeats: from the ranks of an effective number of values."""
+    """The interval given these repeats: from the ranks of an effective number of values.
+
+    That many independent values have a share below the quantile as sure as that of clusters: at
+    least as many as there are rows, and at most as many as there are values.
+    """
     count, ordered = len(values), np.sort(values)
-    effective = _effective(values <= middle, rows)
+    share = StudentMean.of(sum_clusters((values <= middle).astype(np.float64), rows))
+    variance, single = share.standard_error**2, share.mean * (1 - share.mean)
+    effective = count if single else share.clusters
+    if variance:
+        effective = min(max(floor(single / variance), share.clusters), count)
     ranks = order_interval(effective, q, level)
     if ranks is None:
         return None
@@ -389,33 +390,3 @@ def _of_requests(
     low = floor((ranks[0] - 0.5) / effective * count + 0.5)
     high = -floor(-((ranks[1] - 0.5) / effective * count + 0.5))
     return Interval(float(ordered[max(low, 1) - 1]), float(ordered[min(high, count) - 1]), level)
-
-
-def _effective(below: np.ndarray[tuple[int], np.dtype[np.bool_]], rows: Sequence[Hashable]) -> int:
-    """How many independent values have a share as sure as that of `below` [n] in clusters.
-
-    At least as many as there are rows, and at most as many as there are values.
-    """
-    share = StudentMean.of(sum_clusters(below.astype(np.float64), rows))
-    variance, single = share.standard_error**2, share.mean * (1 - share.mean)
-    if not variance:
-        return len(below) if single else share.clusters
-    return min(max(floor(single / variance), share.clusters), len(below))
-
-
-def _of_repeats(
-    values: Floats, q: float, repeats: Sequence[Hashable], level: float
-) -> float | None:
-    """How far repeats let the logarithm of the quantile be from the estimate."""
-    groups: dict[Hashable, list[float]] = {}
-    for value, repeat in zip(values.tolist(), repeats, strict=True):
-        groups.setdefault(repeat, []).append(value)
-    found = np.array([np.quantile(group, q) for group in groups.values()])
-    if (found <= 0).any():
-        return None
-    interval = StudentMean.of(sum_clusters(np.log(found))).interval(level)
-    return None if interval is None else interval.half_width
-
-
-def _log(value: float) -> float:
-    return log(value) if value > 0 else -np.inf

@@ -1,6 +1,6 @@
 """Tests of paired differences, and what several tests together are worth."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil, exp, log
@@ -15,7 +15,9 @@ from picbench.statistics.intervals import (
     Floats,
     Interval,
     MeanBootstrap,
+    Names,
     StudentMean,
+    Values,
     sum_clusters,
 )
 
@@ -35,12 +37,23 @@ def sign_flip(values: ClusterSums, seed: int = 0, flips: int = FLIPS) -> float:
     sums = values.sums[values.sums != 0]
     if not len(sums):
         return 1.0
-    exact = len(sums) <= _EXACT
-    totals = _all_flips(sums) if exact else _random_flips(sums, seed, flips)
     # Sums in another order differ in their last bits; equal ones must count as such.
     least = abs(float(sums.sum())) - 1e-9 * float(np.abs(sums).sum())
-    extreme = int((np.abs(totals) >= least).sum())
-    return extreme / len(totals) if exact else (1 + extreme) / (1 + flips)
+    if len(sums) <= _EXACT:
+        totals = np.zeros(1)
+        for value in sums:
+            totals = np.concatenate((totals + value, totals - value))
+        return int((np.abs(totals) >= least).sum()) / len(totals)
+    # A bit says whether a cluster is flipped; what is flipped counts twice, negatively.
+    # `scipy.stats.permutation_test` draws and sorts two numbers for it: eight times the work.
+    rng, octets, extreme = np.random.default_rng(seed), -(-len(sums) // 8), 0
+    size = max(1, _BATCH // (8 * octets))
+    for begin in range(0, flips, size):
+        bits = rng.integers(256, size=(min(size, flips - begin), octets), dtype=np.uint8)
+        flipped = np.unpackbits(bits, axis=1, count=len(sums))
+        totals = sums.sum() - 2 * (flipped.astype(np.float64) @ sums)
+        extreme += int((np.abs(totals) >= least).sum())
+    return (1 + extreme) / (1 + flips)
 
 
 def mcnemar(wins: int, losses: int) -> float:
@@ -49,35 +62,13 @@ def mcnemar(wins: int, losses: int) -> float:
     return float(stats.binomtest(wins, discordant).pvalue) if discordant else 1.0
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Values) -> list[float]:
     """p adjusted for being several (Holm 1979): the chance of any false alarm stays below each."""
     order, count = np.argsort(p_values, kind="stable"), len(p_values)
     steps = np.arange(count, 0, -1) * np.asarray(p_values, np.float64)[order]
     adjusted = np.empty(count)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(steps))
     return [float(p) for p in adjusted]
-
-
-def _all_flips(sums: Floats) -> Floats:
-    totals = np.zeros(1)
-    for value in sums:
-        totals = np.concatenate((totals + value, totals - value))
-    return totals
-
-
-def _random_flips(sums: Floats, seed: int, flips: int) -> Floats:
-    """Totals after random flips: those of the flipped clusters count twice, negatively.
-
-    A bit says whether a cluster is flipped. `scipy.stats.permutation_test` draws and sorts two
-    numbers for it: eight times the work.
-    """
-    rng, octets = np.random.default_rng(seed), -(-len(sums) // 8)
-    size, found = max(1, _BATCH // (8 * octets)), list[Floats]()
-    for begin in range(0, flips, size):
-        bits = rng.integers(256, size=(min(size, flips - begin), octets), dtype=np.uint8)
-        flipped = np.unpackbits(bits, axis=1, count=len(sums))
-        found.append(sums.sum() - 2 * (flipped.astype(np.float64) @ sums))
-    return np.concatenate(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +106,18 @@ class Paired:
 
 
 def paired_difference(
-    before: Sequence[float],
-    after: Sequence[float],
-    clusters: Sequence[Hashable] | None = None,
-    seed: int = 0,
+    before: Values, after: Values, clusters: Names | None = None, seed: int = 0
 ) -> Paired:
     """The mean of `after` minus `before`, sample by sample. Raises ValueError without a sample."""
     first, second = _arrays(before, after)
-    return _change(second - first, clusters, seed, exact=_binary(first) and _binary(second))
+    found, _ = _change(second - first, clusters, seed)
+    if found.clusters < found.pairs or not np.isin((first, second), (0.0, 1.0)).all():
+        return found
+    return replace(found, exact_p=mcnemar(found.higher, found.lower))
 
 
 def paired_scores(
-    before: Sequence[float],
-    after: Sequence[float],
-    clusters: Sequence[Hashable] | None = None,
-    seed: int = 0,
+    before: Values, after: Values, clusters: Names | None = None, seed: int = 0
 ) -> Paired:
     """The difference of scores from 0 to 1, of which the mean is between -1 and 1.
 
@@ -141,11 +129,11 @@ def paired_scores(
 
 
 def paired_ratio(
-    before: Sequence[float],
-    after: Sequence[float],
-    clusters: Sequence[Hashable] | None = None,
+    before: Values,
+    after: Values,
+    clusters: Names | None = None,
     seed: int = 0,
-    repeats: Sequence[Hashable] | None = None,
+    repeats: Names | None = None,
 ) -> Paired:
     """The geometric mean of `after` over `before`.
 
@@ -159,81 +147,56 @@ def paired_ratio(
     if (first <= 0).any() or (second <= 0).any():
         raise ValueError("ratios need positive values")
     changes = np.log(second) - np.log(first)
-    found = _change(changes, clusters, seed, ratio=True)
-    if repeats is None or found.clusters < 2 or len(set(repeats)) < 2:
-        return found
-    return _over_repeats(found, changes, clusters, repeats)
-
-
-def _over_repeats(
-    found: Paired,
-    changes: Floats,
-    clusters: Sequence[Hashable] | None,
-    repeats: Sequence[Hashable],
-) -> Paired:
-    crossed = CrossedMean(
-        *(StudentMean.of(sum_clusters(changes, by)) for by in (clusters, repeats))
+    found, student = _change(changes, clusters, seed)
+    p = student.p if found.clusters <= FEW else found.p
+    whole, one_sided = found.interval, found.one_sided
+    if repeats is not None and found.clusters > 1 and len(set(repeats)) > 1:
+        crossed = CrossedMean(student, StudentMean.of(sum_clusters(changes, repeats)))
+        p, whole, one_sided = crossed.p, crossed.interval(0.95), crossed.interval(0.90)
+        found = replace(
+            found,
+            standard_error=crossed.standard_error,
+            freedom=crossed.freedom,
+            repeats=crossed.repeats.clusters,
+        )
+    whole, one_sided = (
+        i and Interval(exp(i.low), exp(i.high), i.level) for i in (whole, one_sided)
     )
     return replace(
-        found,
-        interval=_scaled(crossed.interval(0.95), ratio=True),
-        one_sided=_scaled(crossed.interval(0.90), ratio=True),
-        p=crossed.p,
-        standard_error=crossed.standard_error,
-        freedom=crossed.freedom,
-        repeats=crossed.repeats.clusters,
+        found, value=exp(found.value), ratio=True, interval=whole, one_sided=one_sided, p=p
     )
 
 
-def _change(
-    changes: Floats,
-    clusters: Sequence[Hashable] | None,
-    seed: int,
-    *,
-    ratio: bool = False,
-    exact: bool = False,
-) -> Paired:
+def _change(changes: Floats, clusters: Names | None, seed: int) -> tuple[Paired, StudentMean]:
+    """A mean difference, by Student's t of few clusters and else by resampling."""
     grouped = sum_clusters(changes, clusters)
-    student = StudentMean.of(grouped)
-    few = student.clusters <= FEW
-    mean = student if few else MeanBootstrap(grouped, seed)
+    student, means = StudentMean.of(grouped), grouped.sums / grouped.counts
+    mean = student if student.clusters <= FEW else MeanBootstrap(grouped, seed)
     higher, lower = int((changes > 0).sum()), int((changes < 0).sum())
-    single = student.clusters == len(changes)
-    means = grouped.sums / grouped.counts
-    return Paired(
-        value=exp(student.mean) if ratio else student.mean,
-        ratio=ratio,
+    found = Paired(
+        value=student.mean,
+        ratio=False,
         pairs=len(changes),
         clusters=student.clusters,
-        interval=_scaled(mean.interval(0.95), ratio),
-        one_sided=_scaled(mean.interval(0.90), ratio),
-        p=student.p if few and ratio else sign_flip(grouped, seed),
+        interval=mean.interval(0.95),
+        one_sided=mean.interval(0.90),
+        p=sign_flip(grouped, seed),
         standard_error=student.standard_error,
         higher=higher,
         equal=len(changes) - higher - lower,
         lower=lower,
-        exact_p=mcnemar(higher, lower) if exact and single else None,
         freedom=student.clusters - 1.0,
         least=float(means.min()),
         most=float(means.max()),
     )
+    return found, student
 
 
-def _scaled(interval: Interval | None, ratio: bool) -> Interval | None:
-    if interval is None or not ratio:
-        return interval
-    return Interval(exp(interval.low), exp(interval.high), interval.level)
-
-
-def _arrays(before: Sequence[float], after: Sequence[float]) -> tuple[Floats, Floats]:
+def _arrays(before: Values, after: Values) -> tuple[Floats, Floats]:
     first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if first.shape != second.shape:
         raise ValueError(f"{len(first)} values cannot be paired with {len(second)}")
     return first, second
-
-
-def _binary(values: Floats) -> bool:
-    return bool(np.isin(values, (0.0, 1.0)).all())
 
 
 class Loss(StrEnum):
@@ -250,7 +213,7 @@ class Loss(StrEnum):
 
 def unseen_share(change: Paired) -> float | None:
     """The share of clusters that may lose although none of these changed; None where some did."""
-    return None if change.higher or change.lower else _share(change.clusters)
+    return None if change.higher or change.lower else _unseen(change.clusters)
 
 
 def loss_bounds(change: Paired) -> Interval | None:
@@ -268,7 +231,7 @@ def loss_bounds(change: Paired) -> Interval | None:
 
 def unseen_parts(change: Paired, clusters: float) -> tuple[float, float]:
     """How much of a mean score may be lost, and won, by events that no cluster showed."""
-    share = _share(clusters)
+    share = _unseen(clusters)
     return share * (1 - max(0.0, -change.least)), share * (1 - max(0.0, change.most))
 
 
@@ -289,7 +252,7 @@ def judge_loss(change: Paired, margin: float) -> Loss:
     return Loss.BEYOND if bounds.high < -margin else Loss.UNKNOWN
 
 
-def _share(clusters: float) -> float:
+def _unseen(clusters: float) -> float:
     """95 % upper bound on the rate of an event that no cluster showed."""
     return float(1 - 0.05 ** (1 / clusters))
 

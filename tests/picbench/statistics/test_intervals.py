@@ -23,7 +23,6 @@ from picbench.statistics.intervals import (
     sum_clusters,
     values_needed,
 )
-from picbench.statistics.significance import sign_flip
 
 
 def test_sums_and_counts_are_by_cluster() -> None:
@@ -31,12 +30,8 @@ def test_sums_and_counts_are_by_cluster() -> None:
     assert found.sums.tolist() == [5.0, 2.0]
     assert found.counts.tolist() == [2.0, 1.0]
     assert found.mean == pytest.approx(7 / 3)
-
-
-def test_without_clusters_each_value_is_one() -> None:
-    found = sum_clusters(np.array([1.0, 2.0]))
-    assert found.sums.tolist() == [1.0, 2.0]
-    assert found.counts.tolist() == [1.0, 1.0]
+    alone = sum_clusters(np.array([1.0, 2.0]))
+    assert (alone.sums.tolist(), alone.counts.tolist()) == ([1.0, 2.0], [1.0, 1.0])
 
 
 def test_nothing_and_other_lengths_are_refused() -> None:
@@ -95,17 +90,6 @@ def test_clustered_intervals_cover_the_truth(groups: int) -> None:
     assert 0.917 <= hits / 400 <= 0.983
 
 
-def test_ignoring_clusters_would_not_cover() -> None:
-    """What clusters are for: the same samples as if they were independent."""
-    rng = np.random.default_rng(0)
-    hits = 0
-    for trial in range(200):
-        values = np.repeat(rng.normal(size=30), 6)
-        low, high = interval(sum_clusters(values), trial, 500)
-        hits += low <= 0 <= high
-    assert hits / 200 < 0.75
-
-
 @given(VALUES, st.integers(0, 50), st.sampled_from([0.5, 2.0, 8.0]))
 def test_shifting_and_scaling_values_does_it_to_the_interval(
     values: list[float], shift: int, scale: float
@@ -122,27 +106,10 @@ def test_an_interval_stays_between_the_extremes(values: list[float]) -> None:
     assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9
 
 
-@given(VALUES)
-def test_a_higher_level_encloses_a_lower_one(values: list[float]) -> None:
-    bootstrap = MeanBootstrap(sum_clusters(np.array(values)), resamples=200)
-    wide, narrow = known(bootstrap.interval(0.95)), known(bootstrap.interval(0.8))
-    assert wide.low <= narrow.low <= narrow.high <= wide.high
-
-
-def test_equal_values_have_an_interval_of_no_width() -> None:
-    assert interval(sum_clusters(np.full(5, 0.25))) == (0.25, 0.25)
-
-
 def test_one_cluster_has_no_interval() -> None:
     one = sum_clusters(np.array([1.0, 2.0]), ["a", "a"])
     assert MeanBootstrap(one).interval() is None
     assert StudentMean.of(one).interval() is None
-
-
-def test_a_seed_decides_the_interval() -> None:
-    values = sum_clusters(np.random.default_rng(0).normal(size=50))
-    assert interval(values, 3) == interval(values, 3)
-    assert interval(values, 3) != interval(values, 4)
 
 
 def test_single_values_have_the_textbooks_interval_and_p() -> None:
@@ -152,12 +119,6 @@ def test_single_values_have_the_textbooks_interval_and_p() -> None:
     interval = known(found.interval())
     assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
     assert found.p == pytest.approx(reference.pvalue)
-
-
-def test_few_clusters_can_be_significant() -> None:
-    values = sum_clusters(np.array([1.0, 1.1, 0.9, 1.05]))
-    assert StudentMean.of(values).p < 0.001
-    assert sign_flip(values) == 1 / 8
 
 
 @pytest.mark.parametrize("groups", [4, 8])
@@ -205,16 +166,6 @@ def test_intervals_cover_the_truth_where_repeats_differ(repeats: int, size: floa
     assert rows_alone / 500 <= 0.80
 
 
-def test_p_is_right_where_nothing_but_repeats_differs() -> None:
-    """Of 500 tests at 5 % as many reject as chance has it: not more than three errors above."""
-    rng = np.random.default_rng(4)
-    rejected = sum(
-        crossed(rng.normal(size=(4, 1)) + 0.1 * rng.normal(size=(4, 20))).p <= 0.05
-        for _ in range(500)
-    )
-    assert 0.01 <= rejected / 500 <= 0.079
-
-
 @given(PARTS, PARTS, st.floats(-20, 20))
 def test_p_and_interval_agree(
     rows: tuple[float, float, int], repeats: tuple[float, float, int], mean: float
@@ -241,14 +192,6 @@ def test_repeats_that_do_not_differ_leave_students_interval() -> None:
     assert found.freedom == pytest.approx(11)
 
 
-@pytest.mark.parametrize(("value", "p"), [(0.0, 1.0), (3.0, 0.0)])
-def test_repeats_that_do_not_vary(value: float, p: float) -> None:
-    found = crossed(np.full((2, 5), value))
-    assert found.p == p
-    assert found.interval().half_width == 0
-    assert found.freedom == 4
-
-
 SCORES = [0.0, 1.0, 0.5, 0.25] * 10
 
 
@@ -259,12 +202,6 @@ def test_a_higher_level_and_more_resamples_reach_further_into_the_tails() -> Non
     more = difference_interval(SCORES, [0.5] * 40, 0.999, resamples=20_000)
     assert more.low == pytest.approx(sure.low, abs=0.03)
     assert more != sure
-
-
-def test_a_ratio_and_a_difference_of_the_same_rows_agree_on_no_change() -> None:
-    assert 0.0 in difference_interval(SCORES, SCORES[::-1])
-    found = known(ratio_interval(SCORES, SCORES[::-1]))
-    assert 1.0 in found
 
 
 def test_too_few_rows_and_nothing_to_divide_by_have_no_interval() -> None:
@@ -280,12 +217,6 @@ def test_a_quantile_needs_a_value_beyond_it(q: float, needed: int) -> None:
     assert values_needed(q) == needed
     assert quantile([1.0] * (needed - 1), q).value is None
     assert quantile([1.0] * needed, q).value == 1.0
-
-
-@pytest.mark.parametrize("q", [0.0, 1.0, 1.5])
-def test_extremes_are_no_quantiles(q: float) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        values_needed(q)
 
 
 @pytest.mark.parametrize(("q", "count"), [(0.5, 30), (0.9, 80), (0.99, 600)])
@@ -305,13 +236,6 @@ def test_an_interval_that_nothing_encloses_is_none() -> None:
     found = quantile([float(i) for i in range(100)], 0.99)
     assert found.value == pytest.approx(98.01)
     assert found.interval is None
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=10, max_size=60))
-def test_the_median_is_in_its_interval(values: list[float]) -> None:
-    found = quantile(values, 0.5)
-    assert found.interval is not None
-    assert found.value in found.interval  # type: ignore[operator]
 
 
 Times = npt.NDArray[np.float64]
@@ -366,15 +290,6 @@ def test_intervals_cover_the_truth_where_repeats_and_rows_differ(
     assert naive / 400 <= 0.80
 
 
-def test_ten_repeats_of_the_same_rows_know_little_more_than_one() -> None:
-    """Rows differ and repeats do not: what other rows would take is as open as before."""
-    rng = np.random.default_rng(3)
-    once, ten = map(
-        known, (found_in(lognormal(rng, n, 200, (0, 0.4, 0.05)), 0.5).interval for n in (1, 10))
-    )
-    assert ten.half_width == pytest.approx(once.half_width, rel=0.25)
-
-
 def test_repeats_that_find_other_machines_widen_the_interval() -> None:
     """Three repeats at 90, 100 and 110: Student's t of two degrees, 4.30, over sqrt(3)."""
     rows = np.exp(np.random.default_rng(1).normal(0, 1e-4, 100))
@@ -398,16 +313,6 @@ def test_copies_of_the_same_requests_add_nothing(times: list[float], copies: int
     assert once is not None
     assert again is not None
     assert (again.low, again.high) == pytest.approx((once.low, once.high))
-
-
-@given(TIMES, TIMES, st.sampled_from([0.5, 2.0, 1000.0]))
-def test_another_unit_scales_the_interval(
-    first: list[float], second: list[float], scale: float
-) -> None:
-    size = min(len(first), len(second))
-    times = np.array([first[:size], second[:size]])
-    one, other = known(found_in(times, 0.5).interval), known(found_in(scale * times, 0.5).interval)
-    assert (other.low, other.high) == pytest.approx((scale * one.low, scale * one.high))
 
 
 @given(TIMES, TIMES, st.randoms())
@@ -452,7 +357,4 @@ def test_ends_that_nothing_encloses_are_none() -> None:
     found = found_in(times, 0.99)
     assert found.value is not None
     assert found.interval is None
-
-
-def test_a_quantile_of_0_has_no_interval() -> None:
-    assert found_in(np.zeros((2, 20)), 0.5).interval is None
+    assert found_in(np.zeros((2, 20)), 0.5).interval is None, "0 is no time"

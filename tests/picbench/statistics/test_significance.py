@@ -1,7 +1,6 @@
 """Paired differences, what tests of them say, and what several are worth together."""
 
 from itertools import product
-from math import sqrt
 
 import numpy as np
 import pytest
@@ -55,10 +54,6 @@ def test_many_clusters_are_sampled_as_scipy_does() -> None:
     assert found == pytest.approx(reference.pvalue, abs=0.02)
 
 
-def test_no_difference_is_never_significant() -> None:
-    assert sign_flip(sum_clusters(np.zeros(30))) == 1.0
-
-
 def test_false_alarms_are_as_rare_as_promised() -> None:
     """Of 500 comparisons without a difference about 5 % have p <= 0.05, clusters or not."""
     rng = np.random.default_rng(7)
@@ -68,18 +63,6 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
         names = np.repeat(np.arange(25), 4).tolist()
         alarms += sign_flip(sum_clusters(values, names), trial, 499) <= 0.05
     assert 0.02 <= alarms / 500 <= 0.08
-
-
-@given(st.lists(st.integers(-9, 9).map(float), min_size=1, max_size=30))
-def test_a_sign_test_has_no_direction(values: list[float]) -> None:
-    array = np.array(values)
-    assert sign_flip(sum_clusters(array), 0, 199) == sign_flip(sum_clusters(-array), 0, 199)
-
-
-@given(st.integers(0, 40), st.integers(0, 40))
-def test_mcnemar_is_symmetric_and_a_probability(wins: int, losses: int) -> None:
-    assert 0 < mcnemar(wins, losses) <= 1
-    assert mcnemar(wins, losses) == pytest.approx(mcnemar(losses, wins))
 
 
 def test_mcnemar_counts_discordant_answers_only() -> None:
@@ -102,12 +85,6 @@ def test_holm_keeps_the_order_and_raises_every_p(p_values: list[float]) -> None:
     assert [adjusted[i] for i in order] == sorted(adjusted)
 
 
-@given(P_VALUES)
-def test_holm_never_exceeds_bonferroni(p_values: list[float]) -> None:
-    pairs = zip(p_values, holm(p_values), strict=True)
-    assert all(a <= min(1, len(p_values) * p) + 1e-12 for p, a in pairs)
-
-
 TIMES = st.lists(st.tuples(*[st.floats(0.1, 100)] * 2), min_size=2, max_size=20)
 
 
@@ -127,12 +104,6 @@ def test_scores_of_0_and_1_get_mcnemars_p() -> None:
     assert paired_difference(before, after, ["a", "b"] * 10).exact_p is None
 
 
-def test_the_standard_error_is_the_textbooks_for_single_samples() -> None:
-    values = np.random.default_rng(0).normal(size=50)
-    found = paired_difference([0.0] * 50, values.tolist())
-    assert found.standard_error == pytest.approx(values.std(ddof=1) / sqrt(50))
-
-
 def test_a_constant_slowdown_is_measured_exactly() -> None:
     found = paired_ratio([1.0, 2.0, 40.0], [1.05, 2.1, 42.0])
     assert found.value == pytest.approx(1.05)
@@ -148,22 +119,6 @@ def test_a_ratio_the_other_way_round_is_its_inverse(times: list[tuple[float, flo
     assert there.value * back.value == pytest.approx(1)
     assert (there.higher, there.lower) == (back.lower, back.higher)
     assert there.p == pytest.approx(back.p, abs=0.02)
-
-
-@given(TIMES, st.floats(0.01, 100))
-def test_a_faster_clock_changes_no_ratio(times: list[tuple[float, float]], unit: float) -> None:
-    before, after = (list(side) for side in zip(*times, strict=True))
-    scaled = paired_ratio([unit * t for t in before], [unit * t for t in after])
-    assert scaled.value == pytest.approx(paired_ratio(before, after).value)
-
-
-@given(st.lists(st.floats(-1, 1), min_size=2, max_size=20))
-def test_the_bounds_are_within_the_interval(changes: list[float]) -> None:
-    found = paired_difference([0.0] * len(changes), changes)
-    assert found.interval is not None
-    assert found.one_sided is not None
-    assert found.interval.low <= found.one_sided.low
-    assert found.one_sided.high <= found.interval.high
 
 
 def test_no_interval_of_scores_leaves_what_scores_can_differ_by() -> None:
@@ -195,6 +150,10 @@ def test_unpaired_and_impossible_values_are_refused() -> None:
         paired_ratio([0.0], [1.0])
     with pytest.raises(ValueError, match="no values"):
         paired_ratio([], [])
+    with pytest.raises(ValueError, match="positive"):
+        judge_loss(flips(5, 0), 0.0)
+    with pytest.raises(ValueError, match="distance of 0"):
+        samples_to_decide(paired_difference([0.0, 0.0], [0.0, 1.0]), 0.0)
 
 
 def test_repeats_that_differ_are_in_the_interval_of_a_ratio() -> None:
@@ -213,11 +172,6 @@ def test_repeats_that_differ_are_in_the_interval_of_a_ratio() -> None:
     assert found.standard_error == pytest.approx(np.log(1.1))
     assert (alone.freedom, found.freedom) == (39, pytest.approx(1))
     assert found.p == pytest.approx(1.0)
-
-
-def test_a_single_repeat_changes_nothing() -> None:
-    before, after = [1.0, 2.0, 4.0], [1.5, 2.0, 5.0]
-    assert paired_ratio(before, after, repeats=[0, 0, 0]) == paired_ratio(before, after)
 
 
 def flips(total: int, lost: int, won: int = 0) -> Paired:
@@ -286,11 +240,6 @@ def test_one_cluster_says_nothing() -> None:
     assert judge_loss(paired_difference([1.0, 1.0], [1.0, 1.0], [0, 0]), 0.5) is Loss.UNKNOWN
 
 
-def test_a_margin_is_positive() -> None:
-    with pytest.raises(ValueError, match="positive"):
-        judge_loss(flips(5, 0), 0.0)
-
-
 @pytest.mark.parametrize("small", [0.001, 0.02, 0.5])
 def test_a_small_loss_does_not_hide_what_may_go_unseen(small: float) -> None:
     """Of 40 samples none lost: who knows. One that lost a word of 50 makes nothing better."""
@@ -334,13 +283,6 @@ def test_a_loss_of_exactly_the_margin_is_never_decided() -> None:
     assert samples_to_judge(paired_difference([1.0] * 4, [1.0] * 4), 0.2) is None
 
 
-def test_half_the_distance_needs_four_times_the_samples() -> None:
-    pilot = paired_difference([0.0] * 50, [0.0, 1.0] * 25)
-    far, near = samples_to_decide(pilot, 0.2), samples_to_decide(pilot, 0.1)
-    assert far is not None
-    assert near == pytest.approx(4 * far, rel=0.02)
-
-
 def test_a_width_has_its_size() -> None:
     pilot = paired_difference([0.0] * 400, np.random.default_rng(0).normal(0, 1, 400).tolist())
     assert samples_for_width(pilot, 0.1) == pytest.approx(1.96**2 / 0.1**2, rel=0.15)
@@ -352,27 +294,12 @@ def test_what_did_not_vary_has_no_size() -> None:
     assert samples_for_width(same, 0.01) is None
 
 
-def test_no_size_decides_about_nothing() -> None:
-    with pytest.raises(ValueError, match="distance of 0"):
-        samples_to_decide(paired_difference([0.0, 0.0], [0.0, 1.0]), 0.0)
-
-
 def test_answers_are_compared_by_sample() -> None:
     found = nondeterminism({"a": "1", "b": "2", "c": "3"}, {"b": "2", "a": "9", "d": "4"})
     assert (found.pairs, found.differing, found.rate) == (2, 1, 0.5)
     assert found.interval is not None
     assert 0.0 < found.interval.low < 0.5 < found.interval.high < 1.0
-
-
-def test_a_deterministic_arm_still_has_an_upper_bound() -> None:
-    """Three divided by n, roughly: 200 equal answers exclude a rate of 2 %."""
     same = {str(i): "x" for i in range(200)}
-    found = nondeterminism(same, same)
-    assert found.rate == 0
-    assert found.interval is not None
-    assert found.interval.low == 0
-    assert 0.015 < found.interval.high < 0.02
-
-
-def test_nothing_in_common_has_no_rate() -> None:
+    # Three divided by n, roughly.
+    assert known(nondeterminism(same, same).interval).high == pytest.approx(0.0175, abs=0.0025)
     assert nondeterminism({"a": "1"}, {"b": "1"}).rate is None
