@@ -7,8 +7,7 @@
     ├── IncomparableRuns    exit 3: two runs did not measure the same thing
     └── EngineError         exit 4: the engine failed after some results were kept
 
-Beside the tree stand the hint for a misspelled name and the phrase for what pydantic refuses. Every
-package of picbench may raise from here, so nothing is imported that takes time.
+Every package of picbench may raise from here, so nothing is imported that takes time.
 """
 
 from __future__ import annotations
@@ -80,14 +79,9 @@ def _rebuild(kind: type[PicBenchError], message: str, hint: str) -> PicBenchErro
 def closest(wrong: str, known: Iterable[str], prefix: str = "") -> str:
     """A hint: the known name nearest to `wrong`, or all of them, each with `prefix`."""
     choices = list(known)
-    near = get_close_matches(wrong, choices, n=1)
-    if near:
+    if near := get_close_matches(wrong, choices, n=1):
         return f"did you mean {prefix + near[0]!r}?"
     return f"there are: {', '.join(prefix + name for name in choices) or 'none'}"
-
-
-#: What pydantic puts before the message of a ValueError that a schema raises itself.
-_RAISED = "Value error, "
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,5 +110,6 @@ def first_refusal(error: ValidationError, *, lower: bool = False) -> Refusal:
     One is enough: the next is said once it is corrected, and is often only its consequence.
     """
     first = error.errors(include_url=False)[0]
-    message = first["msg"].removeprefix(_RAISED)
+    # What pydantic puts before the message of a ValueError that a schema raises itself.
+    message = first["msg"].removeprefix("Value error, ")
     return Refusal(first["loc"], message.lower() if lower else message, first["input"])

@@ -78,7 +78,7 @@ def write_json(
     separators = None if indent else (",", ":")
     text = json.dumps(value, indent=indent, separators=separators, allow_nan=False)
     with whole_file(path, durable=True) as file:
-        file.write(text.encode() + b"\n")
+        file.write(f"{text}\n".encode())
 
 
 def locked(path: Path) -> AbstractContextManager[None]:
@@ -121,11 +121,11 @@ def parse_line(text: bytes) -> Any:
     Only `json` reads the lone surrogates that replies may have. NaN is no JSON, and would differ
     from nothing that it is compared with.
     """
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError:
-        return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+        return json.loads(text, parse_constant=refuse)

@@ -18,11 +18,7 @@ from picbench.errors import Refusal, closest, first_refusal
 )
 def test_the_nearest_name_or_all_of_them(wrong: str, known: tuple[str, ...], hint: str) -> None:
     assert closest(wrong, known) == hint
-
-
-def test_a_prefix_is_part_of_each_name() -> None:
     assert closest("tinny", ("tiny",), "shape:") == "did you mean 'shape:tiny'?"
-    assert closest("a", ("bc", "de"), "shape:") == "there are: shape:bc, shape:de"
 
 
 class _Inner(BaseModel):
@@ -57,7 +53,4 @@ def test_the_first_field_is_named_by_its_path() -> None:
 def test_what_is_wrong_as_a_whole_has_no_field() -> None:
     assert str(refusal({"name": "Refused"})) == "Another name is needed"
     assert str(refusal([], lower=True)).startswith("input should be a valid dict")
-
-
-def test_only_the_message_is_put_into_lower_case() -> None:
     assert str(refusal({"Other": 1}, lower=True)) == "Other: extra inputs are not permitted"
