@@ -28,7 +28,7 @@ from picbench.run.workload import Workload
 from picbench.settings import RunConfig
 from picbench.store import provenance
 from picbench.store.reader import Run, read_run
-from picbench.store.records import Objectives, Sizes, parse_slo
+from picbench.store.records import Sizes, parse_slo
 from picbench.store.writer import FINAL, MANIFEST, check_free, is_held
 from picbench.workloads.facts import WorkloadFacts, summarise
 from picbench.workloads.sample import Sample
@@ -223,7 +223,7 @@ class Job:
     sizes: Sizes
     fingerprint: str = ""
     output: Path = Path()
-    objectives: Objectives | None = None
+    objectives: Mapping[str, float] | None = None
     notes: tuple[str, ...] = ()
     shared: bool = False
 

@@ -1,4 +1,4 @@
-"""The environment of an arm's process."""
+"""Where numbers come from: environment, machine, versions and code; and what GitHub is told."""
 
 import os
 import platform
@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from picbench.files import naming
-
-#: On at most so many cores one request's keys are not divided among threads.
-_FEW_CORES = 2
 
 
 def cores() -> int:
@@ -37,7 +34,7 @@ def arm_environment() -> dict[str, str]:
     and cannot be imported in one such as ja_JP.eucJP.
     """
     defaults = {"OMP_WAIT_POLICY": "passive", "PYTHONUTF8": "1"}
-    if cores() <= _FEW_CORES:
+    if cores() <= 2:
         defaults["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
     return defaults | dict(os.environ)
 
@@ -87,13 +84,21 @@ VARIABLES = (
 )
 
 
+#: Facts on pages about an engine.
+ENGINE = ("gpu", "driver", "torch", "vllm", "commit")
+
+#: Facts of measurements that need a GPU.
+GPU = ("gpu", "driver", "cuda", "python", "torch", "triton", "vllm", "commit")
+
+
 def collect() -> dict[str, object]:
     """Everything about this process and machine that a reader of results may want, as JSON."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "cpu": {"model": cpu_model(), "cores": cores(), "memory_bytes": _memory()},
+        "cpu": {"model": cpu_model(), "cores": cores(), "memory_bytes": memory},
         "gpus": gpus(),
         "git": git_state(Path(__file__).parent),
         "environment": _variables(),
@@ -104,18 +109,11 @@ def collect() -> dict[str, object]:
 def facts(*names: str, device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
     """The named facts about a measurement on `device`, for its page and its file.
 
-    A name is ``"commit"``, one of `_FACTS`, or a package, whose version is given. `commit` says
-    what to call the code, by default what this checkout is.
+    A name is one of `_FACTS`, or a package, whose version is given. `commit` says what to call the
+    code, by default what this checkout is.
     """
-    found: dict[str, Any] = {}
-    for name in names:
-        if name == "commit":
-            found[name] = commit or checkout()
-        elif name in _FACTS:
-            found[name] = _FACTS[name](device)
-        else:
-            found[name] = metadata.version(name)
-    return found
+    found = {n: _FACTS[n](device) if n in _FACTS else metadata.version(n) for n in names}
+    return found | {"commit": commit} if commit and "commit" in names else found
 
 
 def checkout() -> str:
@@ -128,8 +126,8 @@ def cpu_model() -> str:
     """The processor's name as Linux gives it; its architecture on other systems."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def gpus() -> list[dict[str, str]]:
@@ -166,19 +164,22 @@ def _output(command: Sequence[str], timeout: float, folder: Path | None = None) 
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _processor(device: str) -> str:
-    """What a measurement ran on: the names of the GPUs, or the CPU's."""
-    names = sorted({gpu["name"] for gpu in gpus()}) if device == "cuda" else []
-    return " and ".join(names) or cpu_model()
-
-
-def _driver(device: str) -> str:
-    return next((gpu["driver"] for gpu in gpus()), "unknown") if device == "cuda" else "none"
-
-
 def _variables() -> dict[str, str]:
     known = arm_environment()
     return {name: known[name] for name in VARIABLES if name in known}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _gpu(fact: str, device: str) -> str | None:
+    """A fact about the GPUs that a measurement on `device` may use; None on a CPU."""
+    names = sorted({gpu[fact] for gpu in gpus()}) if device == "cuda" else []
+    return " and ".join(names) or None
 
 
 def _torch() -> Any:
@@ -187,16 +188,11 @@ def _torch() -> Any:
     return torch
 
 
-#: Facts on pages about an engine.
-ENGINE = ("gpu", "driver", "torch", "vllm", "commit")
-
-#: Facts of measurements that need a GPU.
-GPU = ("gpu", "driver", "cuda", "python", "torch", "triton", "vllm", "commit")
-
 #: Facts by name; each function takes the device.
 _FACTS: dict[str, Callable[[str], Any]] = {
-    "gpu": _processor,
-    "driver": _driver,
+    "gpu": lambda device: _gpu("name", device) or cpu_model(),
+    "driver": lambda device: _gpu("driver", device) or ("unknown" if device == "cuda" else "none"),
+    "commit": lambda _: checkout(),
     "cuda": lambda _: _torch().version.cuda,
     "cpu": lambda _: cpu_model(),
     "cores": lambda _: os.cpu_count(),
@@ -211,24 +207,9 @@ _FACTS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-#: Names the file that a step's summary is appended to.
-SUMMARY_FILE = "GITHUB_STEP_SUMMARY"
-
-
 def write_step_summary(markdown: str, stream: TextIO) -> None:
     """Append Markdown to the summary of the step; to `stream` outside of GitHub Actions."""
-    if path := os.environ.get(SUMMARY_FILE):
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         with naming(Path(path)), Path(path).open("a", encoding="utf-8") as file:
             file.write(markdown)
     else:
@@ -237,10 +218,7 @@ def write_step_summary(markdown: str, stream: TextIO) -> None:
 
 def annotation(level: str, title: str, message: str) -> str:
     """A workflow command that annotates the run: `level` is error, warning or notice."""
-    return f"::{level} title={_escape(title, ',:')}::{_escape(message)}"
-
-
-def _escape(text: str, more: str = "") -> str:
-    for character in "%\r\n" + more:
-        text = text.replace(character, f"%{ord(character):02X}")
-    return text
+    codes = {character: f"%{ord(character):02X}" for character in "%\r\n,:"}
+    name = "".join(codes.get(c, c) for c in title)
+    text = "".join(codes[c] if c in "%\r\n" else c for c in message)
+    return f"::{level} title={name}::{text}"

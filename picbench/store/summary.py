@@ -13,7 +13,6 @@ from picbench.engines import ledger
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.request import Hits, TokenCounts
 from picbench.store.records import (
-    Objectives,
     Outcome,
     SampleRow,
     ServerCounts,
@@ -196,10 +195,14 @@ def summarise(
     *,
     metric: str,
     meaningful: bool,
-    objectives: Objectives | None = None,
+    objectives: Mapping[str, float] | None = None,
     engines: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, ArmSummary]:
-    """Summaries by arm; `engines` say by arm whether their numbers are simulated."""
+    """Summaries by arm.
+
+    `objectives` are the longest good times by field of a row (see `parse_slo`); `engines` say by
+    arm whether their numbers are simulated.
+    """
     full = tallies[BASELINE].rows if BASELINE in tallies else []
     found = {}
     for name, tally in tallies.items():
@@ -209,7 +212,8 @@ def summarise(
         output = sum(row.output_tokens for row in timed)
         tokens = sum_tokens(row.tokens for row in answered)
         makespans = _makespans_s(timed)
-        good = sum(objectives.met(row) for row in timed) if objectives else None
+        bounds = (objectives or {}).items()
+        good = sum(all((getattr(row, n) or 0) <= bound for n, bound in bounds) for row in timed)
         counted = [result.counted for result in results if result.counted is not None]
         simulated = engines.get(name, {}).get("provenance") == "simulated"
         found[name] = ArmSummary(
@@ -218,6 +222,7 @@ def summarise(
             ttft_ms=percentiles(row.ttft_ms for row in timed),
             prefill_ms=percentiles(row.prefill_ms for row in timed),
             e2e_ms=percentiles(row.e2e_ms for row in timed),
+            late_ms=percentiles(row.late_ms for row in timed),
             tpot_ms=mean(row.tpot_ms for row in timed),
             throughput_tok_s=_rate(output + sum(row.tokens.prompt for row in timed), tally.busy),
             output_tok_s=_rate(output, tally.busy),
@@ -237,8 +242,7 @@ def summarise(
             # Of all rounds, or not known.
             counted=sum(counted[1:], counted[0]) if 0 < len(counted) == len(results) else None,
             makespan_s=mean(makespans),
-            late_ms=percentiles(row.late_ms for row in timed),
-            goodput_req_s=None if good is None else _rate(good, sum(makespans) or tally.busy),
+            goodput_req_s=_rate(good, sum(makespans) or tally.busy) if objectives else None,
             provenance="simulated" if simulated else "measured",
         )
     return found

@@ -59,31 +59,14 @@ def test_every_gpu_has_a_name_a_driver_and_memory(
 def test_a_driver_that_does_not_answer_has_no_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
-    answer(tmp_path, monkeypatch, script)
-    assert provenance.gpus() == []
-
-
-def test_a_driver_that_hangs_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(command: list[str], **options: float) -> None:
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
+    answer(tmp_path, monkeypatch, script)
+    assert provenance.gpus() == []
+    assert provenance.facts("driver", device="cuda") == {"driver": "unknown"}
     monkeypatch.setattr(subprocess, "run", hang)
     assert provenance.gpus() == []
-
-
-@pytest.mark.parametrize(
-    ("rows", "driver"),
-    [
-        (("NVIDIA H200, 580.1, 1 MiB",), "580.1"),
-        (("NVIDIA H200, 580.1, 1 MiB",) * 2, "580.1"),
-        ((), "unknown"),
-    ],
-)
-def test_a_host_has_one_driver_for_all_of_its_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: tuple[str, ...], driver: str
-) -> None:
-    answer(tmp_path, monkeypatch, "; ".join(f"echo '{row}'" for row in rows) or "true")
-    assert provenance.facts("driver", device="cuda") == {"driver": driver}
 
 
 def test_facts_are_given_by_name_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +74,7 @@ def test_facts_are_given_by_name_in_order(monkeypatch: pytest.MonkeyPatch) -> No
     names = ("gpu", "driver", "click", "commit")
     found = provenance.facts(*names, device="cuda", commit="abc")
     assert list(found) == list(names)
-    assert (found["gpu"], found["commit"]) == ("B", "abc")
+    assert (found["gpu"], found["driver"], found["commit"]) == ("B", "1", "abc")
     here = provenance.facts(*names)
     assert (here["gpu"], here["driver"]) == (provenance.cpu_model(), "none")
     assert here["commit"] == provenance.checkout()
