@@ -148,9 +148,8 @@ def test_only_the_command_line_names_its_flags() -> None:
 
 
 def test_what_pydantic_refuses_is_worded_in_one_place() -> None:
-    """Files of sweeps take another error than the first, and say so."""
     words = [name(path) for path in FILES if "include_url" in path.read_text()]
-    assert words == ["picbench/errors.py", "picbench/experiments/sweep.py"]
+    assert words == ["picbench/errors.py"]
 
 
 def test_files_are_written_whole() -> None:

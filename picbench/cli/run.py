@@ -24,7 +24,7 @@ from picbench.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from picbench.experiments.sweep import PlannedCell, SweepRun
+    from picbench.experiments.sweep import SweepCell
     from picbench.run.job import Job
     from picbench.run.session import Services
 
@@ -312,10 +312,9 @@ def sweep(
     command resumes a sweep that was stopped. The last line of stdout is JSON; see docs/runs.md.
     """
     from picbench.experiments.sweep import (
-        SharedWorkloads,
         check_folder,
         expand,
-        plan_sweep,
+        load_once,
         print_sweep_plan,
         read_sweep,
     )
@@ -329,25 +328,26 @@ def sweep(
     folder = Path(output) if output else RUNS / settings.name
     cells = expand(Path(file), settings, folder, offline=offline)
     check_folder(folder)
-    services = replace(services, load=SharedWorkloads(services.load).load)
-    planned = list(plan_sweep(cells, services))
+    services = replace(services, load=load_once(services.load))
+    for cell in cells:
+        cell.plan(services)
     if dry_run:
-        print_sweep_plan(planned, sys.stdout)
+        print_sweep_plan(cells, sys.stdout)
         return 0
-    return _run_sweep(services, settings.name, folder, planned, quiet=quiet)
+    return _run_sweep(services, settings.name, folder, cells, quiet=quiet)
 
 
 def _run_sweep(
     services: "Services",
     name: str,
     folder: Path,
-    planned: Sequence["PlannedCell"],
+    cells: Sequence["SweepCell"],
     *,
     quiet: bool,
 ) -> int:
     from picbench.experiments.sweep import (
-        SweepRun,
         open_sweep,
+        run_sweep,
         sweep_line,
         sweep_markdown,
         write_sweep,
@@ -355,36 +355,35 @@ def _run_sweep(
     from picbench.run.schedule import open_progress
     from picbench.store.writer import hold
 
-    cells = [plan.cell for plan in planned]
     open_sweep(name, cells, folder)
     worded = partial(with_flags, context=click.get_current_context())
-    run = SweepRun(
-        planned,
+    ended = run_sweep(
+        cells,
         services,
         partial(open_progress, quiet=quiet),
         lambda line: click.echo(f"picbench: {worded(line)}", err=True),
     )
-    with hold(folder), reported(lambda code: sweep_line(folder, run.results, code)):
+    with hold(folder), reported(lambda code: sweep_line(folder, cells, code)):
         try:
             with interruptible():
-                for _ in run:
-                    write_sweep(name, run.results, folder)
+                for _ in ended:
+                    write_sweep(name, cells, folder)
         finally:
-            write_sweep(name, run.results, folder)
+            write_sweep(name, cells, folder)
         if not quiet:
-            click.echo(sweep_markdown(name, run.results))
-        _check_complete(folder, run)
+            click.echo(sweep_markdown(name, cells))
+        _check_complete(folder, cells)
     return 0
 
 
-def _check_complete(folder: Path, run: "SweepRun") -> None:
+def _check_complete(folder: Path, cells: Sequence["SweepCell"]) -> None:
     from picbench.errors import EngineError
 
-    missed = [result for result in run.results if not result.complete]
+    missed = [cell for cell in cells if cell.status != "complete"]
     if missed:
-        states = ", ".join(sorted({result.status for result in missed}))
+        states = ", ".join(sorted({cell.status for cell in missed}))
         raise EngineError(
-            f"{len(missed)} of {len(run.results)} cells are not complete ({states})",
+            f"{len(missed)} of {len(cells)} cells are not complete ({states})",
             hint=f"see {folder / 'sweep.csv'}; the same command tries failed ones again, a partial "
             "or invalid one where its folder is gone",
         )

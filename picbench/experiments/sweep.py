@@ -4,21 +4,22 @@ import hashlib
 import itertools
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TextIO, get_args
 
 import pandas as pd
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from picbench.engines.chunk_cache.tiers.kinds import without_credentials
 from picbench.engines.footprint import GpuFootprint
 from picbench.engines.model_config import read_model_config
-from picbench.errors import ConfigError, PicBenchError, closest
+from picbench.errors import ConfigError, PicBenchError, closest, first_refusal
 from picbench.figures.run import write_run_files
 from picbench.files import check_place, write_json, write_whole
 from picbench.run.arm import parse_arms
@@ -38,9 +39,6 @@ from picbench.tables.table import NOTHING, Column, Shown, Table, Value
 #: What a sweep's folder is recognised by, with its cells and their settings.
 SWEEP = "sweep.json"
 
-#: The state of a cell without a run.
-MISSING = "missing"
-
 #: Settings that hold for all cells, and that no file has.
 _OF_COMMAND = ("output", "offline")
 
@@ -56,8 +54,81 @@ UNREAD = frozenset(
     }
 )
 
-#: Prompt tokens of the workloads that are kept; a token takes about 40 bytes.
-ROOM = 20_000_000
+
+class SweepFile(BaseModel):
+    """A sweep: settings that all cells have, and the values of those that differ.
+
+    Both are settings of `RunConfig`. Every combination of the grid's values is a cell, and each
+    cell is measured `repeats` times.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: str = Field("", pattern=r"^[\w.-]*$")
+    base: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
+    repeats: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _known(self) -> "SweepFile":
+        """Check names and values. Raises ConfigError, which pydantic lets pass."""
+        known = [name for name in RunConfig.model_fields if name not in _OF_COMMAND]
+        for part, names in (("base", self.base), ("grid", self.grid)):
+            for name in names:
+                if name in _OF_COMMAND:
+                    message = f"{part}.{name}: holds for all cells"
+                    raise ConfigError(message, hint=f"give it as `{name}`")
+                if name not in known:
+                    hint = closest(name, known)
+                    raise ConfigError(f"{part}.{name}: no such setting", hint=hint)
+        if "algo" not in self.base.keys() | self.grid.keys():
+            raise ConfigError("no algo in base or grid", hint="add base: {algo: [full, mepic]}")
+        for name, values in self.grid.items():
+            if name in self.base:
+                raise ConfigError(f"grid.{name}: is in base, too", hint="remove one of them")
+            texts = [json.dumps(_setting(name, value), default=str) for value in values]
+            for number, text in enumerate(texts):
+                if (first := texts.index(text)) < number:
+                    message = f"grid.{name}[{number}]: is {text}, as grid.{name}[{first}] is"
+                    raise ConfigError(message, hint="repeats: 2 measures each cell twice")
+        return self
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """Plain values only; a key that is there twice is an error, where YAML takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value]
+        for number, (key, _) in enumerate(node.value):
+            if key.value in keys[:number]:
+                problem = f"{key.value} is there twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_sweep(path: Path) -> SweepFile:
+    """Read a file, whose name is the sweep's if it has none. Raises ConfigError with the place."""
+    example = "a sweep has base: {dataset: musique} and grid: {algo: [mepic, naive]}"
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_OnceLoader)
+        if not isinstance(found, dict):
+            raise ConfigError("no mapping", hint=example)
+        for name in found.keys() - SweepFile.model_fields.keys():
+            hint = closest(str(name), SweepFile.model_fields)
+            raise ConfigError(f"{name}: no such field", hint=hint)
+        sweep = SweepFile.model_validate(found)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="name a YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        said = str(error)
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+            said = f"line {error.problem_mark.line + 1}: {error.problem}"
+        raise ConfigError(f"{path}: {said}", hint="it must be YAML") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {first_refusal(error, lower=True)}", hint=example) from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
+    return sweep if sweep.name else sweep.model_copy(update={"name": path.stem})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +158,15 @@ class Places:
             raise ConfigError(f"{self.path}: {self.put_into(error.message)}", hint=hint) from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SweepCell:
     """One combination of a grid's values, to be measured for the `repeat`-th time, from 1.
 
-    `settings` has these values as they may be shown, `config` all settings of the run.
+    `settings` has these values as they may be shown, `config` all settings of the run. `plan` adds
+    what there is to do: requests, prompt tokens and output tokens at most of each arm, over all
+    repeats; the pool of each arm, in blocks; and the bytes of all pools, None where the model's
+    configuration does not tell them. `run` is what the directory has, `failure` an error of this
+    call.
     """
 
     name: str
@@ -99,12 +174,65 @@ class SweepCell:
     repeat: int
     config: RunConfig
     places: Places
+    arms: tuple[str, ...] = ()
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    pool: int = 0
+    pool_bytes: int | None = None
+    run: Run | None = None
+    failure: str | None = None
 
     @property
     def path(self) -> Path:
         """The run directory."""
-        assert self.config.output is not None
-        return Path(self.config.output)
+        return Path(self.config.output or "")
+
+    def read(self, failure: str | None = None) -> None:
+        """Read the directory as it is now, after a failure if there was one."""
+        self.run = read_run(self.path) if (self.path / MANIFEST).exists() else None
+        self.failure = failure
+
+    def plan(self, services: Services) -> None:
+        """Find out what there is to do. Raises ConfigError for a cell that cannot run."""
+        with self.places.named():
+            job = prepare(self.config, services.load, services.memory)
+            self.read()
+            self.pool_bytes = pool_bytes(job)
+        self.arms, self.pool = tuple(arm.name for arm in job.arms), job.sizes.pool
+        self.requests = self.config.repeats * len(job.workload.samples)
+        self.prompt_tokens, self.output_tokens = tokens_of_arm(job)
+
+    @property
+    def status(self) -> str:
+        """That of the run; ``failed`` or ``missing`` where there is none."""
+        if self.run is None:
+            return "missing" if self.failure is None else "failed"
+        return str(self.run.manifest["status"])
+
+    @property
+    def reason(self) -> str | None:
+        """Why the cell is not complete, as far as that is known."""
+        if self.run is None:
+            return self.failure
+        if self.status == "partial":
+            arms = self.run.summary.values()
+            failed, total = sum(arm.failed for arm in arms), sum(arm.requests for arm in arms)
+            return f"{failed} of {total} requests failed"
+        return self.failure or self.run.manifest["reason"]
+
+    @property
+    def measured(self) -> Mapping[str, ArmSummary]:
+        """The summaries of what was measured."""
+        return arms_of(self.run) if self.run else {}
+
+    @property
+    def left(self) -> dict[str, int]:
+        """Prompt tokens that are left to measure, by arm; none of a cell that has ended."""
+        if self.status in FINAL:
+            return {}
+        done = {arm: found.tokens.prompt for arm, found in self.measured.items()}
+        return {arm: max(0, self.prompt_tokens - done.get(arm, 0)) for arm in self.arms}
 
 
 def cell_name(settings: Mapping[str, Any], repeat: int) -> str:
@@ -127,89 +255,6 @@ def cell_name(settings: Mapping[str, Any], repeat: int) -> str:
     return f"{re.sub(r'[^A-Za-z0-9.,+=_-]', '-', name)[:120]}-{digest}"
 
 
-class SweepFile(BaseModel):
-    """A sweep: settings that all cells have, and the values of those that differ.
-
-    Both are settings of `RunConfig`. Every combination of the grid's values is a cell, and each
-    cell is measured `repeats` times.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    name: str = Field("", pattern=r"^[\w.-]*$")
-    base: dict[str, Any] = Field(default_factory=dict)
-    grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
-    repeats: int = Field(1, ge=1)
-
-
-class _OnceLoader(yaml.SafeLoader):
-    """Plain values only; a key that is there twice is an error, where YAML takes the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value]
-        for number, (key, _) in enumerate(node.value):
-            if key.value in keys[:number]:
-                problem = f"{key.value} is there twice"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep=deep)
-
-
-def read_sweep(path: Path) -> SweepFile:
-    """Read a file; ConfigError says where in it something is wrong.
-
-    A sweep without a name has that of its file.
-    """
-    try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_OnceLoader)
-        sweep = SweepFile.model_validate(found)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="name a YAML file") from error
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise ConfigError(f"{path}: {line}{error.problem}", hint="it must be YAML") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}", hint="it must be YAML") from error
-    except ValidationError as error:
-        message, hint = _refused(error)
-        raise ConfigError(f"{path}: {message}", hint=hint) from error
-    for message, hint in _faults(sweep):
-        raise ConfigError(f"{path}: {message}", hint=hint)
-    return sweep if sweep.name else sweep.model_copy(update={"name": path.stem})
-
-
-def _refused(error: ValidationError) -> tuple[str, str]:
-    # A field that is written wrong is unknown and missing: the first says more.
-    first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
-    where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
-    where = f"{where.removeprefix('.')}: " if where else ""
-    if first["type"] == "extra_forbidden":
-        return f"{where}no such field", closest(str(first["loc"][-1]), SweepFile.model_fields)
-    message = "no mapping" if first["type"] == "model_type" else first["msg"].lower()
-    hint = "a sweep has base: {dataset: musique} and grid: {algo: [mepic, naive]}"
-    return f"{where}{message}", hint
-
-
-def _faults(sweep: SweepFile) -> Iterator[tuple[str, str]]:
-    """What is wrong with names and values, with hints."""
-    known = [name for name in RunConfig.model_fields if name not in _OF_COMMAND]
-    for part, names in (("base", sweep.base), ("grid", sweep.grid)):
-        for name in names:
-            if name in _OF_COMMAND:
-                yield f"{part}.{name}: holds for all cells", f"give it as `{name}`"
-            if name not in known:
-                yield f"{part}.{name}: no such setting", closest(name, known)
-    if "algo" not in sweep.base.keys() | sweep.grid.keys():
-        yield "no algo in base or grid", "add base: {algo: [full, mepic]}"
-    for name, values in sweep.grid.items():
-        if name in sweep.base:
-            yield f"grid.{name}: is in base, too", "remove one of them"
-        texts = [json.dumps(_setting(name, value), default=str) for value in values]
-        for number, text in enumerate(texts):
-            if (first := texts.index(text)) < number:
-                same = f"is {text}, as grid.{name}[{first}] is"
-                yield f"grid.{name}[{number}]: {same}", "repeats: 2 measures each cell twice"
-
-
 def expand(path: Path, sweep: SweepFile, output: Path, *, offline: bool = False) -> list[SweepCell]:
     """The cells of the sweep in `path`, in the grid's order, with run directories below `output`.
 
@@ -226,7 +271,12 @@ def expand(path: Path, sweep: SweepFile, output: Path, *, offline: bool = False)
         with found.named():
             config = parse_config({**values, "offline": offline})
             parse_arms(config.algo, same_engine=config.same_engine)
-            shown = {name: _shown(name, values[name]) for name in own}
+            shown = {name: values[name] for name in own}
+            for name, value in shown.items():
+                if name in _SEVERAL:
+                    shown[name] = ",".join(value)
+                elif name == "tiers" and value:
+                    shown[name] = without_credentials(value)
         for repeat in range(1, sweep.repeats + 1):
             name = cell_name(shown, repeat)
             placed = config.model_copy(update={"output": str(output / name)})
@@ -244,99 +294,20 @@ def _setting(name: str, value: Any) -> Any:
     return value
 
 
-def _shown(name: str, value: Any) -> Any:
-    """A value for files that are passed on: without passwords."""
-    if name in _SEVERAL:
-        return ",".join(value)
-    return without_credentials(value) if name == "tiers" and value else value
+def load_once(load: Callable[[RunConfig], Workload]) -> Callable[[RunConfig], Workload]:
+    """Load each workload once, as far as it is one of the last 16."""
+
+    @lru_cache(maxsize=16)
+    def kept(settings: str) -> Workload:
+        return load(RunConfig.model_validate_json(settings))
+
+    return lambda config: kept(config.model_dump_json(exclude=set(UNREAD)))
 
 
-class SharedWorkloads:
-    """Loads each workload once, as far as there is room to keep it."""
-
-    def __init__(self, load: Callable[[RunConfig], Workload], room: int = ROOM) -> None:
-        self._load, self._room = load, room
-        self._kept: dict[str, Workload] = {}
-
-    def load(self, config: RunConfig) -> Workload:
-        """The workload of a configuration; raises what loading it raises."""
-        key = config.model_dump_json(exclude=set(UNREAD))
-        if key not in self._kept:
-            found = self._load(config)
-            tokens = sum(sample.prompt_tokens for sample in found.samples)
-            if tokens > self._room:
-                return found
-            self._room -= tokens
-            self._kept[key] = found
-        return self._kept[key]
-
-
-class MeasuredWork(NamedTuple):
-    """What an arm has done: prompt tokens of its requests, and its busy seconds."""
-
-    tokens: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedCell:
-    """A checked cell; `requests` and tokens are those of each arm, of all repeats together.
-
-    `state` is the status of its run. `output_tokens` are those of replies as long as they may be.
-    `pool` is each arm's, in blocks; `pool_bytes` is that of all arms, None where the model's
-    configuration does not tell it. `done` has what was measured already, by arm.
-    """
-
-    cell: SweepCell
-    state: str
-    arms: tuple[str, ...]
-    requests: int
-    prompt_tokens: int
-    output_tokens: int
-    pool: int
-    pool_bytes: int | None
-    done: Mapping[str, MeasuredWork] = field(default_factory=dict)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the cell is kept as it is."""
-        return self.state in FINAL
-
-    @property
-    def fate(self) -> str:
-        """The state, and what becomes of the cell."""
-        if self.ended:
-            return f"{self.state}: kept"
-        return self.state if self.state == MISSING else f"{self.state}: will be resumed"
-
-    def tokens_left(self, arm: str) -> int:
-        """Prompt tokens that the arm has not been measured with."""
-        return max(0, self.prompt_tokens - (self.done[arm].tokens if arm in self.done else 0))
-
-
-def plan_sweep(cells: Sequence[SweepCell], services: Services) -> Iterator[PlannedCell]:
-    """Prepare every cell, one after another; ConfigError for one that cannot run."""
-    for cell in cells:
-        with cell.places.named():
-            job = prepare(cell.config, services.load, services.memory)
-            run = read_run(cell.path) if (cell.path / MANIFEST).exists() else None
-            counts = (*_work_of_arm(job), job.sizes.pool, pool_bytes(job))
-        state = run.manifest["status"] if run else MISSING
-        done = work_of(run) if run else {}
-        yield PlannedCell(cell, state, tuple(arm.name for arm in job.arms), *counts, done)
-
-
-def _work_of_arm(job: Job) -> tuple[int, int, int]:
-    """Requests, prompt tokens and output tokens at most of each arm, over all repeats."""
+def tokens_of_arm(job: Job) -> tuple[int, int]:
+    """Prompt tokens of each arm, and output tokens at most, over all repeats."""
     samples, times = job.workload.samples, job.config.repeats
-    prompt = sum(sample.prompt_tokens for sample in samples)
-    return times * len(samples), times * prompt, times * sum(s.max_tokens for s in samples)
-
-
-def work_of(run: Run) -> dict[str, MeasuredWork]:
-    """What each arm of a run has done so far."""
-    arms = arms_of(run).items()
-    return {name: MeasuredWork(arm.tokens.prompt, arm.busy_s) for name, arm in arms}
+    return times * sum(s.prompt_tokens for s in samples), times * sum(s.max_tokens for s in samples)
 
 
 def pool_bytes(job: Job) -> int | None:
@@ -353,32 +324,35 @@ def pool_bytes(job: Job) -> int | None:
 
 
 class TimeEstimate:
-    """Seconds that cells or runs will take, from the work of arms in others, `cells` of these.
+    """Seconds that arms will take, from what they took in `cells` cells or runs.
 
     An arm takes its mean busy seconds for each prompt token; one that was never measured takes the
     mean of all arms. Starts of engines are not in it.
     """
 
-    def __init__(self, works: Iterable[Mapping[str, MeasuredWork]]) -> None:
-        known = [[(arm, w) for arm, w in done.items() if all(w)] for done in works]
-        self._work = list(itertools.chain.from_iterable(known))
-        self.cells = sum(map(bool, known))
+    def __init__(self, measured: Iterable[Mapping[str, ArmSummary]]) -> None:
+        self.cells = 0
+        self._tokens: dict[str, int] = defaultdict(int)
+        self._seconds: dict[str, float] = defaultdict(float)
+        for arms in measured:
+            known = {name: arm for name, arm in arms.items() if arm.tokens.prompt and arm.busy_s}
+            self.cells += bool(known)
+            for name, arm in known.items():
+                self._tokens[name] += arm.tokens.prompt
+                self._seconds[name] += arm.busy_s
 
-    def rate(self, arm: str) -> float:
-        """Seconds a prompt token."""
-        own = [work for name, work in self._work if name == arm]
-        work = own or [work for _, work in self._work]
-        return sum(one.seconds for one in work) / sum(one.tokens for one in work)
-
-    def seconds(self, cell: PlannedCell) -> float | None:
-        """What is left of a cell; None where nothing was measured."""
+    def seconds(self, tokens: Mapping[str, int]) -> float | None:
+        """For prompt tokens by arm; None where nothing was measured."""
         if not self.cells:
             return None
-        return sum(cell.tokens_left(arm) * self.rate(arm) for arm in cell.arms if not cell.ended)
+        mean = sum(self._seconds.values()) / sum(self._tokens.values())
+        return sum(
+            count * (self._seconds[arm] / self._tokens[arm] if arm in self._tokens else mean)
+            for arm, count in tokens.items()
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class RunEstimate:
+class RunEstimate(NamedTuple):
     """Tokens of all arms and repeats, bytes of all pools, and seconds of all arms together.
 
     `output_tokens` are those of replies as long as they may be. Seconds are None without one of
@@ -395,14 +369,14 @@ class RunEstimate:
 
 def estimate_run(job: Job, runs: Path) -> RunEstimate:
     """Estimate a job from its requests and from the latest 20 runs like it below `runs`."""
-    _, prompt, output = _work_of_arm(job)
+    prompt, output = tokens_of_arm(job)
     found = TimeEstimate(itertools.islice(_alike(job, runs), 20))
-    seconds = sum(prompt * found.rate(arm.name) for arm in job.arms) if found.cells else None
+    seconds = found.seconds({arm.name: prompt for arm in job.arms})
     arms = len(job.arms)
     return RunEstimate(prompt * arms, output * arms, pool_bytes(job), seconds, found.cells)
 
 
-def _alike(job: Job, folder: Path) -> Iterator[Mapping[str, MeasuredWork]]:
+def _alike(job: Job, folder: Path) -> Iterator[Mapping[str, ArmSummary]]:
     """What arms did in runs that are comparable in speed, the latest first."""
     here: Mapping[str, Any] = provenance.collect()
     config = job.config.model_dump()
@@ -416,33 +390,35 @@ def _alike(job: Job, folder: Path) -> Iterator[Mapping[str, MeasuredWork]]:
                 and (then["cpu"]["model"], then["gpus"]) == (here["cpu"]["model"], here["gpus"])
                 and all(known[name] == config[name] for name in decisive)
             ):
-                yield work_of(run)
+                yield arms_of(run)
         except (PicBenchError, KeyError):  # A run that cannot be read tells nothing.
             continue
 
 
-def print_sweep_plan(planned: Sequence[PlannedCell], stream: TextIO) -> None:
+def print_sweep_plan(cells: Sequence[SweepCell], stream: TextIO) -> None:
     """The cells, what there is of them, and what is left to do; what the columns mean."""
-    estimate = TimeEstimate(cell.done for cell in planned)
+    estimate = TimeEstimate(cell.measured for cell in cells)
     rows: list[list[Value]] = []
-    for cell in planned:
-        arms, seconds = len(cell.arms), estimate.seconds(cell)
+    fates = Counter[str]()
+    for cell in cells:
+        arms, seconds = len(cell.arms), estimate.seconds(cell.left)
+        ended = ": kept" if cell.status in FINAL else ": will be resumed" if cell.run else ""
+        fates[cell.status + ended] += 1
         pools = None if cell.pool_bytes is None else cell.pool_bytes / 2**20
         left = None if seconds is None else Shown(minutes(seconds), seconds)
         tokens = (cell.prompt_tokens * arms, cell.output_tokens * arms)
         requests = f"{cell.requests:,} x {arms} arms"
-        rows.append([cell.cell.name, cell.fate, requests, *tokens, cell.pool, pools, left])
+        rows.append([cell.name, cell.status + ended, requests, *tokens, cell.pool, pools, left])
     head = (
         *("cell", "state", "requests", "prompt\ntokens", "output\ntokens", "KV blocks"),
         *("KV pools\nMiB", "time left\nmin:s"),
     )
-    unended = [cell for cell in planned if not cell.ended]
-    asked = sum(cell.requests * len(cell.arms) for cell in unended)
-    open_tokens = sum(cell.tokens_left(arm) for cell in unended for arm in cell.arms)
+    asked = sum(cell.requests * len(cell.left) for cell in cells)
+    tokens_left = sum(sum(cell.left.values()) for cell in cells)
     time = "not known before a cell is measured."
     if estimate.cells:
         counted = f"{estimate.cells} measured {'cell' if estimate.cells == 1 else 'cells'}"
-        total = minutes(sum(estimate.seconds(cell) or 0.0 for cell in unended))
+        total = minutes(sum(estimate.seconds(cell.left) or 0.0 for cell in cells))
         time = (
             f"{total} in all, by each arm's busy seconds a prompt token in {counted}; starts of "
             "engines are not in it."
@@ -451,190 +427,124 @@ def print_sweep_plan(planned: Sequence[PlannedCell], stream: TextIO) -> None:
         stream,
         "dry run: no engine was started, nothing was written",
         Table("Cells", [*map(Column, head)], rows),
-        f"{len(planned)} cells: {_counted(cell.fate for cell in planned)}; those to run have "
-        f"{asked:,} requests and {open_tokens:,} prompt tokens left",
+        f"{len(cells)} cells: {_counted(fates)}; those to run have {asked:,} requests and "
+        f"{tokens_left:,} prompt tokens left",
         "requests, tokens (output: at most), KV pools: of all arms of a cell.",
         f"time left: {time}",
     )
 
 
-def _counted(states: Iterable[str]) -> str:
-    return ", ".join(f"{count} {state}" for state, count in Counter(states).items())
-
-
-@dataclass(frozen=True, slots=True)
-class CellResult:
-    """How far a cell is: the status of its run, or ``failed`` or ``missing`` where there is none.
-
-    `reason` says why it is not complete, as far as that is known.
-    """
-
-    cell: SweepCell
-    status: str
-    reason: str | None
-    run: Run | None
-
-    @property
-    def arms(self) -> Mapping[str, ArmSummary]:
-        """The summaries of what was measured."""
-        return arms_of(self.run) if self.run else {}
-
-    @property
-    def complete(self) -> bool:
-        """Whether all its requests were measured, and mean something."""
-        return self.status == "complete"
-
-
-def read_cell(cell: SweepCell, reason: str | None = None) -> CellResult:
-    """A cell as its directory has it; `reason` is that of an error which was just raised."""
-    if not (cell.path / MANIFEST).exists():
-        return CellResult(cell, MISSING if reason is None else "failed", reason, None)
-    run = read_run(cell.path)
-    status = run.manifest["status"]
-    if status == "partial":
-        arms = run.summary.values()
-        failed, total = sum(arm.failed for arm in arms), sum(arm.requests for arm in arms)
-        reason = f"{failed} of {total} requests failed"
-    return CellResult(cell, status, reason or run.manifest["reason"], run)
-
-
-def open_sweep(name: str, cells: Sequence[SweepCell], folder: Path) -> None:
-    """Make the folder of a sweep and say in it what its cells are.
-
-    Raises ConfigError where it has something else in it.
-    """
-    check_folder(folder)
-    with _writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    settings = {cell.name: {**cell.settings, "repeat": cell.repeat} for cell in cells}
-    write_json(folder / SWEEP, {"name": name, "cells": settings})
+def _counted(states: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in states.items())
 
 
 def check_folder(folder: Path) -> None:
     """ConfigError unless the folder is absent below another, empty, or a sweep's."""
-    with _writable(folder):
+    try:
         check_place(folder)
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        message = f"`output` {folder}: cannot be written: {error.strerror}"
+        raise ConfigError(message, hint="name another folder") from error
     if taken and not (folder / SWEEP).is_file():
         raise ConfigError(
             f"`output` {folder}: exists and is not a sweep's", hint="name a new folder"
         )
 
 
-@contextmanager
-def _writable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        message = f"`output` {folder}: cannot be written: {error.strerror}"
-        raise ConfigError(message, hint="name another folder") from error
+def open_sweep(name: str, cells: Sequence[SweepCell], folder: Path) -> None:
+    """Make the folder of a sweep and say in it what its cells are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {cell.name: {**cell.settings, "repeat": cell.repeat} for cell in cells}
+    write_json(folder / SWEEP, {"name": name, "cells": settings})
 
 
-class SweepRun:
-    """Runs cells one after another, and knows how far all of them are.
+def run_sweep(
+    cells: Sequence[SweepCell],
+    services: Services,
+    display: Callable[[int], AbstractContextManager[Progress]],
+    say: Callable[[str], None],
+) -> Iterator[SweepCell]:
+    """Run the cells that have not ended, and yield every cell as it is then.
 
-    `display` shows the progress of so many requests, `say` prints a line.
+    `display` shows the progress of so many requests, `say` prints a line. A cell that fails does
+    not stop the others. Whatever else stops the sweep, the cell under way keeps its results.
     """
-
-    def __init__(
-        self,
-        planned: Sequence[PlannedCell],
-        services: Services,
-        display: Callable[[int], AbstractContextManager[Progress]],
-        say: Callable[[str], None],
-    ) -> None:
-        self._planned, self._services = planned, services
-        self._display, self._say = display, say
-        self._ended: dict[str, CellResult] = {}
-
-    @property
-    def results(self) -> list[CellResult]:
-        """All cells, in the grid's order; those that were not run by now as they are on disk."""
-        cells = (plan.cell for plan in self._planned)
-        return [self._ended.get(cell.name) or read_cell(cell) for cell in cells]
-
-    def __iter__(self) -> Iterator[CellResult]:
-        """Run the cells that have not ended, and yield every cell as it is then.
-
-        A cell that fails does not stop the others. Whatever else stops the sweep, the cell under
-        way keeps its results.
-        """
-        for number, plan in enumerate(self._planned, 1):
-            cell, services, reason = plan.cell, self._services, None
-            try:
-                if not plan.ended:
-                    with self._display(plan.requests * len(plan.arms)) as progress:
-                        progress.say(f"cell {number} of {len(self._planned)}: {cell.name}")
-                        job = prepare(cell.config, services.load, services.memory)
-                        execute(job, services.launch, progress)
-                    for line in (services.files or write_run_files)(cell.path):
-                        self._say(f"{cell.name}: {line}")
-            except PicBenchError as error:
-                reason = " ".join(cell.places.put_into(str(error)).split())
-            self._ended[cell.name] = result = read_cell(cell, reason)
-            if not result.complete:
-                self._say(f"{cell.name}: {result.status}: {result.reason}")
-            yield result
+    for number, cell in enumerate(cells, 1):
+        failure = None
+        try:
+            if cell.status not in FINAL:
+                with display(cell.requests * len(cell.arms)) as progress:
+                    progress.say(f"cell {number} of {len(cells)}: {cell.name}")
+                    job = prepare(cell.config, services.load, services.memory)
+                    execute(job, services.launch, progress)
+                for line in (services.files or write_run_files)(cell.path):
+                    say(f"{cell.name}: {line}")
+        except PicBenchError as error:
+            failure = " ".join(cell.places.put_into(str(error)).split())
+        finally:
+            cell.read(failure)
+        if cell.status != "complete":
+            say(f"{cell.name}: {cell.status}: {cell.reason}")
+        yield cell
 
 
-def sweep_line(folder: Path, results: Sequence[CellResult], exit_code: int) -> str:
+def sweep_line(folder: Path, cells: Sequence[SweepCell], exit_code: int) -> str:
     """One line of JSON about a sweep whose command ends with `exit_code`; see `status_line`."""
-    cells = [
+    found = [
         {
-            "cell": result.cell.name,
-            "run": str(result.cell.path) if result.run else None,
-            "status": result.status,
-            "reason": result.reason,
-            "arms": {name: headline(arm) for name, arm in result.arms.items()},
+            "cell": cell.name,
+            "run": str(cell.path) if cell.run else None,
+            "status": cell.status,
+            "reason": cell.reason,
+            "arms": {name: headline(arm) for name, arm in cell.measured.items()},
         }
-        for result in results
+        for cell in cells
     ]
-    return json.dumps({"sweep": str(folder), "exit_code": exit_code, "cells": cells})
+    return json.dumps({"sweep": str(folder), "exit_code": exit_code, "cells": found})
 
 
-def write_sweep(name: str, results: Sequence[CellResult], folder: Path) -> None:
-    """Write the tables of a sweep's cells; readers find the old ones or the new ones."""
-    write_whole(folder / "sweep.csv", sweep_frame(results).to_csv(index=False).encode())
-    write_whole(folder / "sweep.md", sweep_markdown(name, results).encode())
+def write_sweep(name: str, cells: Sequence[SweepCell], folder: Path) -> None:
+    """Write the tables of a sweep's cells; readers find the old ones or the new ones.
+
+    ``sweep.csv`` has a row for each cell and arm, one for a cell that has none: the cell, its
+    values of the grid as ``grid_kv_blocks``, its status, then the arm and all numbers of its
+    summary; empty where there is none.
+    """
+    rows: list[dict[str, Any]] = []
+    for cell in cells:
+        head = {
+            "cell": cell.name,
+            **{f"grid_{name}": value for name, value in cell.settings.items()},
+            "repeat": cell.repeat,
+            "status": cell.status,
+            "reason": cell.reason,
+        }
+        frame = (
+            arms_frame(cell.run) if cell.run and cell.measured else pd.DataFrame([{"arm": None}])
+        )
+        rows += [head | {str(k): v for k, v in arm.items()} for arm in frame.to_dict("records")]
+    table = pd.DataFrame(rows).convert_dtypes()
+    write_whole(folder / "sweep.csv", table.to_csv(index=False).encode())
+    write_whole(folder / "sweep.md", sweep_markdown(name, cells).encode())
 
 
-def sweep_markdown(name: str, results: Sequence[CellResult]) -> str:
+def sweep_markdown(name: str, cells: Sequence[SweepCell]) -> str:
     """What the cells differ in and the columns of a run's table; then what is not complete."""
-    measured = [result.run for result in results if result.run and result.arms]
-    axes = [*results[0].cell.settings]
-    if any(result.cell.repeat > 1 for result in results):
+    measured = [cell.run for cell in cells if cell.run and cell.measured]
+    axes = [*cells[0].settings]
+    if any(cell.repeat > 1 for cell in cells):
         axes.append("repeat")
     rows = []
-    for result in results:
-        known = {**result.cell.settings, "repeat": result.cell.repeat}
+    for cell in cells:
+        known, arms = {**cell.settings, "repeat": cell.repeat}, cell.measured
         at = [NOTHING if known[axis] is None else str(known[axis]) for axis in axes]
-        rows += [([*at, label], result.arms[arm]) for arm, label in labels_of(result.arms).items()]
+        rows += [([*at, label], arms[arm]) for arm, label in labels_of(arms).items()]
     blocks = [
-        f"Sweep {name}: {len(results)} cells, {_counted(result.status for result in results)}.",
+        f"Sweep {name}: {len(cells)} cells, {_counted(Counter(cell.status for cell in cells))}.",
         *dict.fromkeys(map(short_caption, measured)),
         arms_table(rows, [*axes, "arm"]).markdown(right=len(axes) + 1, plain=True),
-        *(f"{r.cell.name}: {r.status}: {r.reason}" for r in results if not r.complete),
+        *(f"{c.name}: {c.status}: {c.reason}" for c in cells if c.status != "complete"),
         *warnings_of(measured),
     ]
     return "\n\n".join(blocks) + "\n"
-
-
-def sweep_frame(results: Sequence[CellResult]) -> pd.DataFrame:
-    """A row for each cell and arm, one for a cell that has none.
-
-    The cell, its values of the grid as ``grid_kv_blocks``, its status, then the arm and all numbers
-    of its summary; empty where there is none.
-    """
-    rows: list[dict[str, Any]] = []
-    for result in results:
-        head = {
-            "cell": result.cell.name,
-            **{f"grid_{name}": value for name, value in result.cell.settings.items()},
-            "repeat": result.cell.repeat,
-            "status": result.status,
-            "reason": result.reason,
-        }
-        measured = result.run if result.arms else None
-        arms = arms_frame(measured).to_dict("records") if measured else [{"arm": None}]
-        rows += [{**head, **{str(name): value for name, value in arm.items()}} for arm in arms]
-    return pd.DataFrame(rows).convert_dtypes()

@@ -1,7 +1,6 @@
 """A sweep's file, its cells and their names, what is planned, and workloads that cells share."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from sweep_fakes import BLOCK_BYTES, SweepHarness, make_cells
 from picbench.errors import ConfigError
 from picbench.experiments.sweep import (
     UNREAD,
-    PlannedCell,
-    SharedWorkloads,
     SweepCell,
     TimeEstimate,
     cell_name,
     expand,
-    plan_sweep,
+    load_once,
     read_sweep,
 )
 from picbench.run.workload import load_workload
@@ -195,33 +192,26 @@ def harness(tmp_path: Path) -> SweepHarness:
     return SweepHarness(model=tmp_path)
 
 
-def estimate(planned: Sequence[PlannedCell]) -> TimeEstimate:
-    return TimeEstimate(cell.done for cell in planned)
-
-
-def plan(harness: SweepHarness, tmp_path: Path, grid: str) -> list[PlannedCell]:
-    return list(plan_sweep(make_cells(tmp_path, grid), harness.services()))
+def plan(harness: SweepHarness, tmp_path: Path, grid: str) -> list[SweepCell]:
+    cells = make_cells(tmp_path, grid)
+    for cell in cells:
+        cell.plan(harness.services())
+    return cells
 
 
 def test_a_cell_that_is_missing(harness: SweepHarness, tmp_path: Path) -> None:
-    small, large = plan(harness, tmp_path, "{limit: [2, 6]}")
-    assert (small.state, small.ended, small.arms) == ("missing", False, ("full", "mepic"))
+    small, large, thrice = plan(harness, tmp_path, "{limit: [2, 6]}") + plan(
+        harness, tmp_path, "{limit: [2], repeats: [3]}"
+    )
+    assert (small.status, small.arms) == ("missing", ("full", "mepic"))
     assert (small.requests, small.prompt_tokens, small.output_tokens) == (2, 72, 4)
     assert (large.requests, large.prompt_tokens, large.output_tokens) == (6, 216, 12)
+    assert (thrice.requests, thrice.prompt_tokens, thrice.output_tokens) == (6, 216, 12)
+    assert small.left == {"full": 72, "mepic": 72}
     assert small.pool_bytes == 2 * small.pool * BLOCK_BYTES
     assert harness.order == []
-
-
-def test_all_repeats_of_a_run_are_planned(harness: SweepHarness, tmp_path: Path) -> None:
-    once, thrice = plan(harness, tmp_path, "{repeats: [1, 3]}")
-    assert thrice.requests == 3 * once.requests
-    assert thrice.prompt_tokens == 3 * once.prompt_tokens
-    assert thrice.output_tokens == 3 * once.output_tokens
-
-
-def test_time_is_not_known_before_a_cell_is_measured(harness: SweepHarness, tmp_path: Path) -> None:
-    planned = plan(harness, tmp_path, "{limit: [2, 6]}")
-    assert [estimate(planned).seconds(cell) for cell in planned] == [None, None]
+    found = TimeEstimate(cell.measured for cell in (small, large))
+    assert (found.cells, found.seconds(small.left)) == (0, None)
 
 
 def test_time_is_what_measured_cells_took_for_a_token(
@@ -230,24 +220,14 @@ def test_time_is_what_measured_cells_took_for_a_token(
     first = make_cells(tmp_path, "{limit: [2, 6]}")[0]
     run_fakes(harness, first.path, "full", "mepic", limit=2)
     kept, missing = plan(harness, tmp_path, "{limit: [2, 6]}")
-    assert (kept.state, kept.ended, kept.tokens_left("mepic")) == ("complete", True, 0)
-    found = estimate([kept, missing])
-    assert found.cells == 1
-    assert found.seconds(kept) == 0
-    took = sum(work.seconds for work in kept.done.values())
+    assert (kept.status, kept.left) == ("complete", {})
+    found = TimeEstimate(cell.measured for cell in (kept, missing))
+    assert (found.cells, found.seconds(kept.left)) == (1, 0)
+    took = sum(arm.busy_s for arm in kept.measured.values())
     assert took > 0
-    assert found.seconds(missing) == pytest.approx(3 * took)
-
-
-def test_an_arm_that_was_never_measured_takes_the_mean(
-    harness: SweepHarness, tmp_path: Path
-) -> None:
-    cells = make_cells(tmp_path, "{limit: [2]}")
-    run_fakes(harness, cells[0].path, "full", "mepic", limit=2)
-    (kept,) = plan(harness, tmp_path, "{limit: [2]}")
-    other = PlannedCell(cells[0], "missing", ("naive",), 2, 72, 4, 1, None)
-    took = sum(work.seconds for work in kept.done.values())
-    assert estimate([kept, other]).seconds(other) == pytest.approx(took / 2)
+    assert found.seconds(missing.left) == pytest.approx(3 * took)
+    # An arm that was never measured takes the mean.
+    assert found.seconds({"naive": 72}) == pytest.approx(took / 2)
 
 
 def test_of_a_stopped_cell_the_rest_is_left(harness: SweepHarness, tmp_path: Path) -> None:
@@ -256,10 +236,10 @@ def test_of_a_stopped_cell_the_rest_is_left(harness: SweepHarness, tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         run_fakes(harness, cell.path, "full", "mepic", concurrency=1)
     (stopped,) = plan(harness, tmp_path, "{concurrency: [1]}")
-    assert (stopped.state, stopped.ended) == ("interrupted", False)
-    done = stopped.done["mepic"].tokens
+    assert stopped.status == "interrupted"
+    done = stopped.measured["mepic"].tokens.prompt
     assert 0 < done < stopped.prompt_tokens
-    assert stopped.tokens_left("mepic") == stopped.prompt_tokens - done
+    assert stopped.left["mepic"] == stopped.prompt_tokens - done
 
 
 def test_a_folder_with_another_run_is_refused(harness: SweepHarness, tmp_path: Path) -> None:
@@ -276,25 +256,14 @@ def test_a_setting_that_does_not_fit_the_workload_is_named(
         plan(harness, tmp_path, "{kv_blocks: [50, 1]}")
 
 
-def config(**settings: Any) -> RunConfig:
-    return parse_config({"algo": ("full",), "dataset": "fake", **settings})
-
-
 def test_cells_with_the_same_requests_load_them_once(harness: SweepHarness) -> None:
-    cells = [config(kv_blocks=40, output="a"), config(kv_blocks=60, output="b"), config(limit=2)]
-    shared = SharedWorkloads(harness.load)
-    found = [shared.load(cell) for cell in (*cells, *cells)]
+    given = ({"kv_blocks": 40, "output": "a"}, {"kv_blocks": 60, "output": "b"}, {"limit": 2})
+    cells = [parse_config({"algo": ("full",), "dataset": "fake", **some}) for some in given]
+    load = load_once(harness.load)
+    found = [load(cell) for cell in (*cells, *cells)]
     assert harness.loads == 2
     assert found[0] is found[1] is found[3] is found[4]
     assert [len(workload.samples) for workload in found[:3]] == [6, 6, 2]
-
-
-def test_what_there_is_no_room_for_is_loaded_again(harness: SweepHarness) -> None:
-    small, large = config(limit=1), config(limit=6)
-    shared = SharedWorkloads(harness.load, room=3 * 36)
-    for cell in (small, large, small, large):
-        shared.load(cell)
-    assert harness.loads == 3
 
 
 def test_no_workload_depends_on_what_is_not_decisive(tmp_path: Path) -> None:
