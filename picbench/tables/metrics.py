@@ -207,22 +207,13 @@ def _count(name: str, meaning: str, path: str = "", *, loose: bool = False, **mo
     return Metric(name, words, meaning, pairing=Pairing.COUNT, usual=usual, **facts)
 
 
-def _pool_share(name: str, heading: str, meaning: str, **more: Any) -> Metric:
-    """Blocks of the field `heading` in percent of the pool."""
-    blocks = attrgetter(heading.replace(" ", "_"))
-
-    def share(arm: ArmSummary) -> float | None:
-        return 100 * blocks(arm.blocks) / arm.blocks.pool if arm.blocks.pool else None
-
-    words = f"{meaning}, as a share of the pool"
-    return Metric(name, heading, words, unit="%", better="lower", of_arm=share, **more)
-
-
 def _outcome(name: str, meaning: str) -> Metric:
-    def count(arm: ArmSummary) -> int:
-        return arm.outcomes.get(name, 0)
+    more: dict[str, Any] = {"digits": 0, "shown": ("report",), "rare": True}
+    return Metric(name, name, meaning, of_arm=lambda arm: arm.outcomes.get(name, 0), **more)
 
-    return Metric(name, name, meaning, digits=0, of_arm=count, shown=("report",), rare=True)
+
+def _peak_pct(arm: ArmSummary) -> float | None:
+    return 100 * arm.blocks.peak_referenced / arm.blocks.pool if arm.blocks.pool else None
 
 
 def _computed_pct(arm: ArmSummary) -> float | None:
@@ -286,14 +277,6 @@ _LISTED = (
         of_arm=_field("makespan_s"),
         shown=("open", "report"),
         optional=True,
-    ),
-    Metric(
-        "requests_s",
-        "requests/s",
-        "in an open loop, answered requests per second of makespan",
-        digits=2,
-        better="higher",
-        of_arm=lambda arm: (arm.requests - arm.failed) / arm.makespan_s if arm.makespan_s else None,
     ),
     Metric(
         "goodput_req_s",
@@ -386,9 +369,15 @@ _LISTED = (
         shown=_ALL,
         rare=True,
     ),
-    _pool_share("peak_pct", "peak referenced", "peak blocks", shown=("report",)),
-    _pool_share("mean_pct", "mean referenced", "blocks that requests held, in the mean over time"),
-    _pool_share("resident_pct", "peak resident", "peak resident blocks"),
+    Metric(
+        "peak_pct",
+        "peak referenced",
+        "peak blocks, as a share of the pool",
+        unit="%",
+        better="lower",
+        of_arm=_peak_pct,
+        shown=("report",),
+    ),
     Metric(
         "reused_pct",
         "tokens\nreused",

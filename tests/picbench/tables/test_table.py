@@ -75,9 +75,3 @@ def test_no_line_is_so_short_that_a_simulated_arm_does_not_say_so(
 ) -> None:
     cut = [width for width in range(50, 141) if "(simulated)" not in printed(arms, width)]
     assert cut == []
-
-
-def test_an_arm_is_a_row_where_there_is_room(arms: dict[str, ArmSummary]) -> None:
-    wide, narrow = printed(arms, 140).splitlines(), printed(arms, 80).splitlines()
-    assert sum(line.startswith("│ full ") for line in wide) == 1
-    assert sum(line.startswith("│ TTFT p50 ms ") for line in narrow) >= 1
