@@ -80,36 +80,28 @@ class TrafficConfig(SettingsModel):
         return TraceReplay(**self._given(TraceReplay))
 
     def source(self, model: models.ModelSpec) -> ChunkSource:
-        """Where chunks and questions come from; the length of replies may be the model's.
-
-        Raises ConfigError for settings of rows where there are none.
-        """
-        if self.dataset == SYNTHETIC and self.data != BUNDLED:
-            raise ConfigError(
-                f"`data` {self.data}: {SYNTHETIC} has random tokens", hint="name a `dataset`"
-            )
-        if self.columns is not None and self.data == BUNDLED:
-            raise ConfigError(
-                f"`columns` {self.columns}: generated rows have no other fields",
-                hint="name rows with `data`",
-            )
+        """Where chunks and questions come from; the length of replies may be the model's."""
         tokens = self.max_tokens or reply_tokens(self.dataset, model)
         return ChunkSource(**self._given(ChunkSource) | {"max_tokens": tokens})
 
     def traffic(self) -> Traffic:
-        """How requests are drawn from it. Raises ConfigError for settings of a trace."""
-        for name in ("speed", "longest"):
-            if name in self.model_fields_set:
-                raise ConfigError(f"`{name}` is for traces", hint="name one with `trace`")
-        if self.rate is None and "arrivals" in self.model_fields_set:
-            raise ConfigError("`arrivals`: there is no rate", hint="give a `rate`")
-        chunks = None
-        if self.chunks is not None:
-            found = re.fullmatch(r"(\d+)(?:-(\d+))?", self.chunks)
-            if found is None:
-                what = f"`chunks` {self.chunks!r} is no number of chunks"
-                raise ConfigError(what, hint="write 8 or 4-12")
-            chunks = int(found[1]), int(found[2] or found[1])
+        """How requests are drawn. Raises ConfigError for settings that others make meaningless."""
+        given, asked = self.model_fields_set, "1" if self.chunks is None else self.chunks
+        span = re.fullmatch(r"(\d+)(?:-(\d+))?", asked)
+        unpaced = self.rate is None and "arrivals" in given
+        random = f"`data` {self.data}: {SYNTHETIC} has random tokens"
+        generated = f"`columns` {self.columns}: generated rows have no other fields"
+        for wrong, what, hint in (
+            ("speed" in given, "`speed` is for traces", "name one with `trace`"),
+            ("longest" in given, "`longest` is for traces", "name one with `trace`"),
+            (unpaced, "`arrivals`: there is no rate", "give a `rate`"),
+            (self.dataset == SYNTHETIC and self.data != BUNDLED, random, "name a `dataset`"),
+            (self.columns is not None and self.data == BUNDLED, generated, "name rows with `data`"),
+            (span is None, f"`chunks` {asked!r} is no number of chunks", "write 8 or 4-12"),
+        ):
+            if wrong:
+                raise ConfigError(what, hint=hint)
+        chunks = (int(span[1]), int(span[2] or span[1])) if span and self.chunks else None
         return Traffic(**self._given(Traffic) | {"chunks": chunks, "process": self.arrivals})
 
     def _given(self, kind: type[TraceReplay | ChunkSource | Traffic]) -> dict[str, Any]:
@@ -151,7 +143,7 @@ class TrafficWriter:
             trace = {"format": "RAGPulse", "sha256": found.sha256, "left_out": left_out}
             settings: dict[str, object] = {"trace": trace, "replay": asdict(replay)}
         else:
-            source, traffic = config.source(model), config.traffic()
+            traffic, source = config.traffic(), config.source(model)
             dataset, synthetic = source.dataset, source.synthetic
             # Only random tokens differ between seeds.
             seed = traffic.seed if dataset == SYNTHETIC else 0
@@ -173,18 +165,10 @@ class WarmConfig(SettingsModel):
         metavar="FILE",
     )
     tiers: str = setting(
-        ...,
-        "Where to put them; name a tier that other engines reach (disk, redis, ...).",
-        metavar="KIND[:PLACE]:SIZE,...",
+        ..., "Where to put them: tiers that other engines reach.", metavar="KIND[:PLACE]:SIZE,..."
     )
-    algo: str = setting(
-        "mepic",
-        "The algorithm that will use them: how chunks are padded and what precedes them.",
-        metavar="NAME[:OPTION=VALUE...]",
-    )
-    prefix: str | None = setting(
-        None, "The text in front of chunks, for anchored=on.", metavar="TEXT"
-    )
+    algo: str = setting("mepic", "What will use them.", metavar="NAME[:OPTION=VALUE...]")
+    prefix: str | None = setting(None, "Text before chunks, for anchored=on.", metavar="TEXT")
     model: str = setting(
         "testbed",
         "As for picbench run; other weights never find these chunks.",

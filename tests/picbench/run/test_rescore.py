@@ -40,14 +40,9 @@ class WrongHarness(Harness):
 
 
 def make_run(folder: Path, dataset: str = "musique") -> Path:
-    samples = [
-        replace(
-            make_sample(n, first=REFUSED if n == 4 else 1),
-            dataset=dataset,
-            answers=("Ada Lovelace", "yes"),
-        )
-        for n in range(5)
-    ]
+    samples = [make_sample(n, first=REFUSED if n == 4 else 1) for n in range(5)]
+    answers = ("Ada Lovelace", "yes")
+    samples = [replace(sample, dataset=dataset, answers=answers) for sample in samples]
     harness = WrongHarness(samples, engines={a: TalkingEngine(a) for a in ("full", "mepic")})
     return run_fakes(harness, folder / "run", "full", "mepic", concurrency=1)
 
