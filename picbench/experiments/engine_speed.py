@@ -444,7 +444,7 @@ def measure_decode_cost(
     )
     measures: dict[str, Measure] = {b.label: partial(time_replies, batch=b) for b in batches}
     plan = runner.interleaved("decode", {}, {"picbench": config}, measures, settings.rounds)
-    record = runner.ArmsRecord(runner.say)
+    record = runner.RoundsRecord()
     runner.run(plan, record, runner.say)
     found = record.found["picbench"]
     costs = [compare(batch, arm, found) for batch in batches for arm in PLANNED]

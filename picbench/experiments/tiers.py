@@ -232,7 +232,7 @@ def check_replies(settings: HostTier) -> None:
     model = {"model": str(model_path()), "dtype": "float32"}
     engines = {HOST: runner.engine_of(settings, **model, **sizes)}
     plan = runner.interleaved("check", {}, engines, {"check": check}, 1, warm_up=False)
-    runner.run(plan, runner.ArmsRecord(runner.say), runner.say)
+    runner.run(plan, runner.RoundsRecord(), runner.say)
 
 
 def host_tier_plan(settings: HostTier) -> runner.ExperimentPlan:

@@ -126,11 +126,10 @@ class TimedPrompt:
 
 
 @dataclass(slots=True)
-class PromptRecord(runner.ArmsRecord):
+class PromptRecord(runner.RoundsRecord):
     """Keeps each repeat of prompts, by name, as a point."""
 
     prompts: Mapping[str, TimedPrompt] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def note(
         self, cell: runner.Cell, number: int, figures: Mapping[str, Any], seconds: float

@@ -7,7 +7,7 @@ add to it.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Text
 from picbench.errors import PicBenchError
-from picbench.files import locked, write_json
+from picbench.files import write_json
 from picbench.run.measurements import InRounds, Measured, Outcome, Served
 from picbench.run.server import Server, launch
 from picbench.store import provenance
@@ -47,6 +47,9 @@ Measure = Callable[[Engine, str], Mapping[str, float]]
 
 #: Shows a line.
 Say = Callable[[str], object]
+
+#: Figures of rounds by arm and name.
+Found = dict[str, dict[str, list[Any]]]
 
 #: The exit code where rounds are left.
 UNFINISHED = 4
@@ -77,16 +80,6 @@ def started_engines(
             # Each takes seconds to end.
             with ThreadPoolExecutor() as threads:
                 list(threads.map(methodcaller(end), engines.values()))
-
-
-def call(engine: Server, measure: Measure, name: str) -> Mapping[str, Any]:
-    """Measure in an engine's process. Raises the error of the measure, or of the engine."""
-    figures: Mapping[str, Any] = engine.call(partial(_apply, measure, name))
-    return figures
-
-
-def _apply(measure: Measure, name: str, engine: Engine) -> Mapping[str, float]:
-    return measure(engine, name)
 
 
 def random_tokens(count: int, name: str, vocabulary: int = 1000) -> tuple[int, ...]:
@@ -141,17 +134,21 @@ class Cell:
         """Prepare for the first round that this process serves."""
         for arm in self.arms.values():
             if arm.warm_up is not None:
-                call(engines[arm.engine], arm.warm_up, f"{self.name} 0")
+                engines[arm.engine].call(partial(_apply, arm.warm_up, f"{self.name} 0"))
 
     def serve(self, engines: Engines, number: int) -> Mapping[str, Mapping[str, Any]]:
         """Serve a round, whose numbers begin at 1: figures by arm and name."""
         names = list(self.arms)
-        first = number % len(names)
-        found = {}
+        first, found = number % len(names), dict[str, Mapping[str, Any]]()
         for name in (*names[first:], *names[:first]):
             arm = self.arms[name]
-            found[name] = call(engines[arm.engine], arm.measure, f"{self.name} {number}")
+            work = partial(_apply, arm.measure, f"{self.name} {number}")
+            found[name] = engines[arm.engine].call(work)
         return {name: found[name] for name in names}
+
+
+def _apply(measure: Measure, name: str, engine: Engine) -> Mapping[str, float]:
+    return measure(engine, name)
 
 
 class TimeBudget:
@@ -213,45 +210,51 @@ _KEPT = ("cells", "seconds", "compiled", "starts", "failures")
 
 @dataclass(slots=True)
 class RoundsRecord:
-    """Figures by cell, arm and name, round by round, in a JSON file; several processes may add.
+    """Figures by cell, arm and name, round by round; in a JSON file, if `path` names one.
 
     `compiled` has the kernels, by engine, that were compiled after it said that it was ready,
-    `starts` the seconds until all engines were, start by start, and `failures` the error of each
-    cell whose last attempt failed. Of the cells that are not one's `own`, the file is right. `keep`
-    is called whenever the file was written, by one process at a time.
+    `starts` the seconds until all engines were, start by start. `failures` has the error of each
+    cell whose last attempt failed; without a file the first one is raised. `keep` is called after
+    each round.
     """
 
-    path: Path
-    facts: Mapping[str, Any]
-    cells: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
+    path: Path | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    cells: dict[str, Found] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     compiled: dict[str, list[str]] = field(default_factory=dict)
     starts: list[float] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
-    own: Collection[str] = ()
     keep: Callable[["RoundsRecord"], object] = lambda _: None
     _engines: Engines = field(default_factory=dict)
 
     @classmethod
-    def read(
-        cls, path: Path, facts: Mapping[str, Any], own: Collection[str] = ()
-    ) -> "RoundsRecord":
+    def read(cls, path: Path, facts: Mapping[str, Any]) -> "RoundsRecord":
         """What a file has of rounds with these facts; nothing if it was measured with others."""
         if not path.exists() or differing(path, facts):
-            return cls(path, facts, own=own)
+            return cls(path, facts)
         known = json.loads(path.read_bytes())
-        return cls(path, facts, own=own, **{name: known[name] for name in _KEPT if name in known})
+        return cls(path, facts, **{name: known[name] for name in _KEPT if name in known})
 
     @property
     def start(self) -> float | None:
         """See `CellRecord`."""
         return self.starts[-1] if self.starts else None
 
+    @property
+    def found(self) -> Found:
+        """Figures by arm and name, those of all cells together."""
+        found: Found = {}
+        for cell in self.cells.values():
+            for arm, figures in cell.items():
+                for name, values in figures.items():
+                    found.setdefault(arm, {}).setdefault(name, []).extend(values)
+        return found
+
     def begin(self, engines: Engines, described: Described, seconds: float) -> None:
-        """Note which kernels engines compile from now on; cells that failed are tried again."""
+        """Note which kernels engines compile from now on."""
         self._engines = engines
         self.starts.append(round(seconds, 1))
-        self.failures.clear()
         for engine in engines.values():
             engine.call(methodcaller("watch_compilations"))
 
@@ -259,108 +262,40 @@ class RoundsRecord:
         """Add a round of a cell, and write the file."""
         self.add(cell.name, figures, seconds)
         for name, engine in self._engines.items():
-            self.note_compiled(name, engine.call(attrgetter("compilations")))
+            kernels = engine.call(attrgetter("compilations"))
+            self.compiled[name] = sorted({*self.compiled.get(name, ()), *kernels})
         self.write()
 
-    def add(self, cell: str, figures: Mapping[str, Mapping[str, float]], seconds: float) -> None:
+    def add(self, cell: str, figures: Mapping[str, Mapping[str, Any]], seconds: float) -> None:
         """Add a round of a cell, which no longer fails."""
-        add_figures(self.cells.setdefault(cell, {}), figures)
+        known = self.cells.setdefault(cell, {})
+        for arm, values in figures.items():
+            for name, value in values.items():
+                known.setdefault(arm, {}).setdefault(name, []).append(value)
         self.seconds.setdefault(cell, []).append(seconds)
         self.failures.pop(cell, None)
 
-    def note_compiled(self, engine: str, kernels: Collection[str]) -> None:
-        """Add kernels that an engine compiled."""
-        self.compiled[engine] = sorted({*self.compiled.get(engine, ()), *kernels})
-
     def fail(self, cell: Cell, error: PicBenchError) -> None:
-        """Keep the error, with the end of the engine's log."""
+        """Keep the error, with the end of the engine's log; raise it where there is no file."""
+        if self.path is None:
+            raise error
         self.failures[cell.name] = "\n".join([str(error), *getattr(error, "__notes__", ())])
         self.write()
 
     def write(self) -> None:
-        """Write what was found beside what other processes have measured meanwhile."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self.path):
-            other = RoundsRecord.read(self.path, self.facts)
-            for name in other.cells.keys() - set(self.own):
-                self.cells[name], self.seconds[name] = other.cells[name], other.seconds[name]
-            for name in other.failures.keys() - set(self.own):
-                self.failures[name] = other.failures[name]
-            for engine, kernels in other.compiled.items():
-                self.note_compiled(engine, kernels)
-            write_json(self.path, self.document())
-            self.keep(self)
-
-    def document(self) -> dict[str, Any]:
-        """What the file has."""
-        kept = {name: getattr(self, name) for name in _KEPT}
-        return {"schema": 1, "provenance": self.facts, **kept}
+        """Write the file, and what is made of it."""
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            kept = {name: getattr(self, name) for name in _KEPT}
+            write_json(self.path, {"schema": 1, "provenance": self.facts, **kept})
+        self.keep(self)
 
 
 def differing(path: Path, facts: Mapping[str, Any]) -> list[str]:
     """Names of facts that differ from the file's; any discards it."""
-    if not path.exists():
-        return []
-    before = json.loads(path.read_bytes())["provenance"]
+    before = json.loads(path.read_bytes())["provenance"] if path.exists() else facts
     now = json.loads(json.dumps(facts))
     return sorted(name for name in {**before, **now} if before.get(name) != now.get(name))
-
-
-@dataclass(slots=True)
-class ArmsRecord:
-    """Figures by arm and name of all cells, which this call measures; the first error ends it.
-
-    `keep` is called after each round.
-    """
-
-    say: Say = print
-    keep: Callable[["ArmsRecord"], object] = lambda _: None
-    found: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    start: float | None = None
-
-    def begin(self, engines: Engines, described: Described, seconds: float) -> None:
-        """Show what the engines are."""
-        for name, what in described.items():
-            self.say(f"{name} {what}")
-
-    def note(self, cell: Cell, number: int, figures: Mapping[str, Any], seconds: float) -> None:
-        """Add a round of a cell."""
-        add_figures(self.found, figures)
-        self.seconds.setdefault(cell.name, []).append(seconds)
-        self.keep(self)
-
-    def fail(self, cell: Cell, error: PicBenchError) -> None:
-        """Raise the error."""
-        raise error
-
-
-def add_figures(
-    known: dict[str, dict[str, list[Any]]], new: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Append the figures of a round to those of the rounds before it."""
-    for arm, values in new.items():
-        own = known.setdefault(arm, {})
-        for name, value in values.items():
-            own.setdefault(name, []).append(value)
-
-
-@dataclass(frozen=True, slots=True)
-class CellProgress:
-    """Rounds of cells that are done, all of them, and what the rest may take, in seconds.
-
-    `start` is what the engines took to start the last time, None if that is not known.
-    """
-
-    done: int
-    total: int
-    left: float
-    start: float | None = None
-
-    def __str__(self) -> str:
-        start = "" if self.start is None else f" ({self.start:,.0f} s)"
-        left = f"about {self.left:,.0f} s, and the engines' start{start}"
-        return f"{self.done} of {self.total} cells measured; left: {left}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -414,15 +349,17 @@ class ExperimentPlan:
         guessed = sum(c.seconds * rounds_of(record, c) for c in self.cells)
         return cell.seconds * (spent / guessed if guessed else 1.0)
 
-    def progress(self, record: CellRecord) -> CellProgress:
-        """What is done, and what is left."""
+    def progress(self, record: CellRecord) -> str:
+        """What is done, and how long the rest may take."""
         total, done, left = 0, 0, 0.0
         for cell in self.own:
             wanted = self.wanted(cell)
             known = min(wanted, rounds_of(record, cell))
             total, done = total + wanted, done + known
             left += (wanted - known) * self.expected(cell, record)
-        return CellProgress(done, total, left, record.start)
+        start = "" if record.start is None else f" ({record.start:,.0f} s)"
+        time = f"about {left:,.0f} s, and the engines' start{start}"
+        return f"{done} of {total} cells measured; left: {time}"
 
 
 def rounds_of(record: CellRecord, cell: Cell) -> int:
@@ -464,7 +401,7 @@ def run(
     No cell is begun that would not end within the budget, in which the start of engines counts.
     Raises the error of an engine that cannot start, and what the record raises.
     """
-    say(str(plan.progress(record)))
+    say(plan.progress(record))
     if plan.done(record):
         return
     budget = budget or TimeBudget()
@@ -491,7 +428,7 @@ def run(
             else:
                 outcome = "done"
             say(f"{cell.name}, round {number}: {outcome}, {budget.spent:,.0f} s")
-    say(str(plan.progress(record)))
+    say(plan.progress(record))
 
 
 def engine_of(settings: Served, **wanted: Any) -> EngineConfig:
@@ -536,13 +473,13 @@ class Experiment(Generic[S]):
         self.check(settings)
         plan = self.plan(settings)
 
-        def write(record: ArmsRecord) -> None:
+        def write(record: RoundsRecord) -> None:
             document = {"schema": 1, "provenance": plan.facts, "found": record.found}
             pages.save(settings.output / plan.name, document, self.render(record.found, plan.facts))
             if figures := pages.ratio_figures(self.ratios, record.found):
                 pages.update_summary(settings.output, figures)
 
-        record = ArmsRecord(say, write)
+        record = RoundsRecord(keep=write)
         run(plan, record, say)
         return Outcome(self.render(record.found, plan.facts))
 
@@ -576,21 +513,21 @@ class RoundsExperiment(Generic[R]):
         """
         budget = TimeBudget(settings.seconds)
         plan = self.plan(settings)
-        own = [cell.name for cell in plan.own]
-        record = RoundsRecord.read(settings.output / f"{plan.name}.json", plan.facts, own)
+        path = settings.output / f"{plan.name}.json"
+        record = RoundsRecord.read(path, plan.facts)
         record.keep = self.write
         if settings.estimate:
-            return Outcome(str(plan.progress(record)))
-        if other := differing(record.path, plan.facts):
-            say(f"{record.path.name} was measured with another {', '.join(other)}: started over")
+            return Outcome(plan.progress(record))
+        if other := differing(path, plan.facts):
+            say(f"{path.name} was measured with another {', '.join(other)}: started over")
         run(plan, record, say, budget)
         return Outcome(self.write(record), 0 if plan.done(record) else UNFINISHED)
 
     def write(self, record: RoundsRecord) -> str:
         """Write the page beside the record's file, and the summary's figures; the page."""
-        found = self.render(record)
-        if found:
-            base = record.path.with_suffix("")
+        assert record.path is not None
+        base = record.path.with_suffix("")
+        if found := self.render(record):
             pages.write_page(base, found)
             self.draw(record, base)
             if figures := self.figures(record):

@@ -18,10 +18,8 @@ from local_servers import LocalLauncher, note
 
 from picbench.engines.config import EngineConfig
 from picbench.errors import ConfigError, EngineError
-from picbench.files import write_json
 from picbench.run.measurements import InRounds, Measured, Outcome
 from picbench.run.runner import (
-    ArmsRecord,
     Cell,
     Experiment,
     ExperimentPlan,
@@ -51,8 +49,7 @@ def plan(rounds: int = 2, cells: Sequence[Cell] = CELLS, **others: Any) -> Exper
 
 
 def record(folder: Path, made: ExperimentPlan) -> RoundsRecord:
-    own = [cell.name for cell in made.own]
-    return RoundsRecord.read(folder / "r.json", made.facts, own)
+    return RoundsRecord.read(folder / "r.json", made.facts)
 
 
 def measure(
@@ -152,13 +149,13 @@ def test_any_stops_and_parts_come_to_the_same_rounds(
 
 def test_before_anything_is_measured_cells_take_what_is_guessed(tmp_path: Path) -> None:
     found = record(tmp_path, plan())
-    assert str(plan().progress(found)) == (
+    assert plan().progress(found) == (
         "0 of 4 cells measured; left: about 8 s, and the engines' start"
     )
     found.starts.append(70.0)
     found.add("x", {"a": {"value": 1.0}}, 10.0)
     # Ten times as long as guessed: the other one, too.
-    assert str(plan().progress(found)) == (
+    assert plan().progress(found) == (
         "1 of 4 cells measured; left: about 70 s, and the engines' start (70 s)"
     )
 
@@ -187,26 +184,6 @@ def test_a_cell_that_fails_is_said_and_loses_no_other_one(tmp_path: Path) -> Non
     assert (again.failures, len(again.seconds["x"])) == ({}, 2)
 
 
-def test_processes_that_measure_other_cells_keep_each_other_s(tmp_path: Path) -> None:
-    made, meanwhile = plan(2, CELLS[:1]), plan(1, CELLS[1:])
-    found = record(tmp_path, made)
-
-    def keep(_: RoundsRecord) -> None:
-        assert not record(tmp_path, made).failures
-        if not theirs.seconds:
-            theirs.add("y", {"a": {"value": 7.0}}, 1.0)
-            theirs.note_compiled("one", ["theirs"])
-            write_json(found.path, theirs.document())
-
-    theirs = record(tmp_path, meanwhile)
-    found.keep = keep
-    run(made, found, lambda _: None, launcher=LocalLauncher())
-    kept = record(tmp_path, plan())
-    assert (len(kept.seconds["x"]), len(kept.seconds["y"])) == (2, 1)
-    assert kept.cells["y"]["a"]["value"] == [7.0]
-    assert kept.compiled["one"] == ["kernel of one", "theirs"]
-
-
 @given(st.lists(st.integers()), st.integers(1, 5))
 def test_parts_are_all_of_it_and_each_once(items: list[int], parts: int) -> None:
     shares = [share(items, (k, parts)) for k in range(1, parts + 1)]
@@ -219,7 +196,7 @@ def test_a_cell_may_be_served_in_its_own_way(tmp_path: Path) -> None:
         def serve(self, engines: Any, number: int) -> dict[str, dict[str, Any]]:
             return {"each": {name: engines[name].name * number for name in engines}}
 
-    found = ArmsRecord(lambda _: None)
+    found = RoundsRecord()
     run(plan(2, [Twice("x")]), found, lambda _: None, launcher=LocalLauncher())
     assert found.found == {"each": {"one": ["one", "oneone"], "two": ["two", "twotwo"]}}
 
@@ -243,7 +220,7 @@ def measures(engine: Any, name: str) -> dict[str, float]:
 
 
 def test_interleaved_measures_come_one_after_another_each_warmed_up_first() -> None:
-    launcher, found = LocalLauncher(), ArmsRecord(lambda _: None)
+    launcher, found = LocalLauncher(), RoundsRecord()
     made = interleaved("r", {}, TWO, {"x": measures, "y": measures}, 2)
     run(made, found, lambda _: None, launcher=launcher)
     rounds = ["one {} 0", "two {} 0", "two {} 1", "one {} 1", "one {} 2", "two {} 2"]
@@ -259,7 +236,7 @@ def test_an_error_where_nothing_is_resumed_ends_all() -> None:
     with pytest.raises(EngineError, match="no memory"):
         run(
             interleaved("r", {}, TWO, {"x": fail, "y": measures}, 2),
-            ArmsRecord(lambda _: None),
+            RoundsRecord(),
             lambda _: None,
             launcher=launcher,
         )
@@ -291,7 +268,7 @@ def test_an_engine_that_fails_is_named_and_none_is_left(
 
     made = interleaved("r", {}, TWO, {"x": end}, 2)
     with pytest.raises(EngineError, match=said):
-        run(made, ArmsRecord(lambda _: None), lambda _: None, launcher=begin)
+        run(made, RoundsRecord(), lambda _: None, launcher=begin)
     assert len(started) == 2
 
 
