@@ -40,7 +40,7 @@ def doctor(context: click.Context, /, *, as_json: bool, **given: Any) -> int:
     linked, and a chunk in place of a prefix must give the same. Errors show best in float32. The
     last line is the verdict; exits with 3 if it is not ok.
     """
-    from picbench.experiments.doctor import diagnose
+    from picbench.experiments.controls import diagnose
     from picbench.run.session import Services
 
     services: Services = context.obj or Services()

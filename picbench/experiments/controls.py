@@ -1,33 +1,34 @@
-"""Negative controls, for `picbench selftest`: comparisons whose outcome is known."""
+"""Comparisons whose outcome is known: `picbench doctor` and the controls of `picbench selftest`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
+from operator import methodcaller
 from pathlib import Path
-from typing import ClassVar
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
-from picbench.compare.arm import (
-    SCORE,
-    TIMES,
-    ArmComparison,
-    MeasuredArm,
-    compare_arms,
-    measured_arms,
-)
+from picbench.compare.arm import SCORE, TIMES, MeasuredArm, compare_arms, measured_arms
 from picbench.compare.comparison import adjusted
 from picbench.engines.algorithms import Algorithm
+from picbench.engines.config import EngineConfig
 from picbench.engines.planning.policy import ChunkPolicy, LayoutConfig, Segment
+from picbench.engines.vllm.installation import Finding, inspect_device, inspect_installation
+from picbench.errors import PicBenchError
 from picbench.run.job import Job, prepare
 from picbench.run.schedule import Progress
-from picbench.run.session import Services, execute
+from picbench.run.session import Launch, Services, execute
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig
+from picbench.store import provenance
 from picbench.store.reader import read_run
 from picbench.store.summary import BASELINE
-from picbench.workloads.sample import Sample, SampleSegment
+from picbench.workloads import models
+from picbench.workloads.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -53,29 +54,36 @@ class Shuffled(Algorithm):
 
         Raises ValueError for a chunk without a document.
         """
-        return [_replaced(segment) if segment.chunk else segment for segment in segments]
+        found = list(segments)
+        for place, segment in enumerate(segments):
+            if segment.chunk:
+                if not segment.context:
+                    raise ValueError("the control shuffled needs a document for each chunk")
+                tokens = tuple(islice(cycle(segment.context), len(segment.tokens)))
+                found[place] = replace(segment, tokens=tokens, context=())
+        return found
 
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link nothing."""
         return ChunkPolicy()
 
 
-def _replaced(segment: Segment) -> Segment:
-    if not segment.context:
-        raise ValueError("the control shuffled needs a document for each chunk")
-    tokens = islice(cycle(segment.context), len(segment.tokens))
-    return replace(segment, tokens=tuple(tokens), context=())
-
-
 #: Of an alarm: any adjusted p below it.
 ALPHA = 0.05
 
-#: Comparisons, and requests in each.
-SEEDS, REQUESTS = 100, 200
+#: Comparisons.
+SEEDS = 100
+
+#: The arms: full recompute twice, reuse without recomputation, the KV of other chunks.
+AGAIN, UNREPAIRED, WRONG = f"{BASELINE}#2", "naive", "shuffled"
+
+#: p below which a loss is no chance; the score that `full` needs, for others to have something to
+#: lose; the score that is left without the right KV.
+SURE, ABLE, COLLAPSED = 0.001, 0.5, 0.1
 
 
 def false_alarms(
-    first: MeasuredArm, second: MeasuredArm, seeds: int = SEEDS, requests: int = REQUESTS
+    first: MeasuredArm, second: MeasuredArm, seeds: int = SEEDS, requests: int = 200
 ) -> int:
     """Of `seeds` comparisons of `first` and `second` with nothing between them, those that alarm.
 
@@ -100,21 +108,21 @@ def false_alarms(
 
 def _arm(requests: Sequence[tuple[MeasuredArm, int]]) -> MeasuredArm:
     """An arm of these requests, each of its own name, cluster and round."""
-    model, names = requests[0][0], tuple(f"{n}" for n in range(len(requests)))
+    model, numbers = requests[0][0], tuple(range(len(requests)))
+    names = tuple(map(str, numbers))
     return replace(
         model,
         samples=names,
         clusters=names,
-        rounds=tuple(range(len(requests))),
-        places=tuple(range(len(requests))),
+        rounds=numbers,
+        places=numbers,
         repeats=(0,) * len(requests),
         prompts=tuple(arm.prompts[place] for arm, place in requests),
         outputs=tuple(arm.outputs[place] for arm, place in requests),
         scores=tuple(arm.scores[place] for arm, place in requests),
-        times={name: tuple(arm.times[name][place] for arm, place in requests) for name in TIMES},
+        times={t: tuple(arm.times[t][place] for arm, place in requests) for t in TIMES},
         counters={
-            name: tuple(arm.counters[name][place] for arm, place in requests)
-            for name in model.counters
+            c: tuple(arm.counters[c][place] for arm, place in requests) for c in model.counters
         },
         totals={},
     )
@@ -127,42 +135,20 @@ def with_wrong_chunks(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     be neighbours. A chunk that both have in common is not taken. Raises ValueError where no other
     prompt has a chunk.
     """
-    half = len(samples) // 2
-    return tuple(
-        _with_wrong(sample, samples[(index + half) % len(samples)])
-        for index, sample in enumerate(samples)
-    )
-
-
-def _with_wrong(sample: Sample, other: Sample) -> Sample:
-    right = {chunk.tokens for chunk in sample.chunks}
-    wrong = [chunk for chunk in other.chunks if chunk.tokens not in right]
-    if not wrong:
-        raise ValueError(f"{other.id} has no chunk that {sample.id} has not")
-    numbers = iter(range(len(sample.segments)))
-    return replace(
-        sample,
-        segments=tuple(
-            _after(segment, wrong[next(numbers) % len(wrong)])
-            if segment.kind == "chunk"
-            else segment
+    half, found = len(samples) // 2, []
+    for index, sample in enumerate(samples):
+        other = samples[(index + half) % len(samples)]
+        right = {chunk.tokens for chunk in sample.chunks}
+        wrong = [chunk for chunk in other.chunks if chunk.tokens not in right]
+        if not wrong:
+            raise ValueError(f"{other.id} has no chunk that {sample.id} has not")
+        before = cycle(replace(chunk, before=None) for chunk in wrong)
+        segments = (
+            replace(segment, before=next(before)) if segment.kind == "chunk" else segment
             for segment in sample.segments
-        ),
-    )
-
-
-def _after(chunk: SampleSegment, wrong: SampleSegment) -> SampleSegment:
-    return replace(chunk, before=replace(wrong, before=None))
-
-
-#: The arms: full recompute twice, reuse without recomputation, the KV of other chunks.
-AGAIN, UNREPAIRED, WRONG = f"{BASELINE}#2", "naive", "shuffled"
-
-#: p below which a loss is no chance, and the score that is left without the right KV.
-SURE, COLLAPSED = 0.001, 0.1
-
-#: The score that `full` needs, for others to have something to lose.
-ABLE = 0.5
+        )
+        found.append(replace(sample, segments=tuple(segments)))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,44 +183,129 @@ def run_controls(job: Job, services: Services, progress: Progress) -> tuple[Path
 def judge_controls(arms: Mapping[str, MeasuredArm], seeds: int = SEEDS) -> Iterator[Control]:
     """What measured arms say of each control, false alarms of so many seeds among them."""
     full = arms[BASELINE]
-    names = (AGAIN, UNREPAIRED, WRONG)
-    found = dict(
-        zip(names, adjusted([compare_arms(full, arms[name]) for name in names]), strict=True)
-    )
+    compared = [compare_arms(full, arms[name]) for name in (AGAIN, UNREPAIRED, WRONG)]
+    again, unrepaired, wrong = adjusted(compared)
     known = [score for score in full.scores if score is not None]
     mean = sum(known) / len(known) if known else 0.0
     able = f"score of at least {ABLE:g}"
     yield Control(f"{BASELINE} answers", able, f"{mean:.3f}", mean >= ABLE)
-    least = min(found[AGAIN].metrics, key=lambda metric: metric.p)
-    yield Control(
-        f"{BASELINE} against itself",
-        f"no adjusted p below {ALPHA:g}",
-        f"{least.p:.3f} ({least.name}); {found[AGAIN].repeatability.differing} other answers",
-        least.p >= ALPHA,
-    )
+    least = min(again.metrics, key=lambda metric: metric.p)
+    text = f"{least.p:.3f} ({least.name}); {again.repeatability.differing} other answers"
+    expected = f"no adjusted p below {ALPHA:g}"
+    yield Control(f"{BASELINE} against itself", expected, text, least.p >= ALPHA)
     alarms = false_alarms(full, arms[AGAIN], seeds)
     # They are binomial: so many that chance has them once in a thousand are too many.
     most = int(stats.binom.isf(0.001, seeds, ALPHA))
     expected = f"false alarms at a rate of {ALPHA:g}: at most {most} of {seeds}"
     yield Control("the same, resampled", expected, f"{alarms} of {seeds}", alarms <= most)
-    yield _loses(found[UNREPAIRED])
-    yield _collapses(found[WRONG])
+    lost, text, passed = unrepaired.metric(SCORE), "no score", False
+    if lost is not None:
+        # The one question that is asked here needs no adjustment.
+        text = f"{lost.change.value:+.3f}, p {lost.change.p:.4f}"
+        passed = lost.change.value < 0 and lost.change.p < SURE
+    expected = f"score below {BASELINE}'s, p below {SURE:g}"
+    yield Control(f"{UNREPAIRED} loses", expected, text, passed)
+    left, text, passed = wrong.metric(SCORE), "no score", False
+    if left is not None:
+        text, passed = f"{left.after:.3f} of {left.before:.3f}", left.after < COLLAPSED
+    yield Control("the KV of other chunks", f"score below {COLLAPSED:g}", text, passed)
 
 
-def _loses(found: ArmComparison) -> Control:
-    score = found.metric(SCORE)
-    name, expected = f"{UNREPAIRED} loses", f"score below {BASELINE}'s, p below {SURE:g}"
-    if score is None:
-        return Control(name, expected, "no score", False)
-    # The one question that is asked here needs no adjustment.
-    text = f"{score.change.value:+.3f}, p {score.change.p:.4f}"
-    return Control(name, expected, text, score.change.value < 0 and score.change.p < SURE)
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found, in the order in which it is read."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing has a fault."""
+        return self.verdict == "ok"
+
+    @property
+    def verdict(self) -> str:
+        """``ok``, or ``not ok`` and what is not."""
+        faults = [finding.fault for finding in self.findings if finding.fault]
+        return f"not ok: {'; '.join(faults)}" if faults else "ok"
+
+    def document(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        findings = [asdict(finding) for finding in self.findings]
+        return {"schema": 1, "ok": self.ok, "verdict": self.verdict, "findings": findings}
+
+    def text(self) -> str:
+        """A finding a line, below each other by section, and the verdict as the last line."""
+        lines, last = [], ""
+        width, wide = (max(len(getattr(f, n)) for f in self.findings) for n in ("section", "name"))
+        for row in self.findings:
+            section = "" if row.section == last else row.section
+            mark = "   <- not ok" if row.fault else ""
+            lines.append(f"{section:<{width}}  {row.name:<{wide}}  {row.found}{mark}".rstrip())
+            last = row.section
+        return "\n".join([*lines, self.verdict])
 
 
-def _collapses(found: ArmComparison) -> Control:
-    score = found.metric(SCORE)
-    name, expected = "the KV of other chunks", f"score below {COLLAPSED:g}"
-    if score is None:
-        return Control(name, expected, "no score", False)
-    text = f"{score.after:.3f} of {score.before:.3f}"
-    return Control(name, expected, text, score.after < COLLAPSED)
+def diagnose(model: str | None, device: str, dtype: str, launch: Launch) -> Diagnosis:
+    """Look at this installation and machine and, with a `model`, at the answers of its engines.
+
+    Engines are only started where all else is right. Raises ConfigError for a model or a device
+    that does not exist.
+    """
+    provenance.quiet_engine()
+    findings = [*inspect_installation()]
+    broken = any(finding.fault for finding in findings)
+    if not broken:
+        cpu = f"{provenance.cpu_model()}, {provenance.cores()} cores"
+        gpus = ("{name} ({memory}, driver {driver})".format(**gpu) for gpu in provenance.gpus())
+        findings.append(Finding("device", "cpu", cpu))
+        findings.append(Finding("device", "gpu", ", ".join(gpus) or "none"))
+        findings += inspect_device(device)
+    if model is not None:
+        not_run = [Finding("self-check", model, "not run")]
+        findings += not_run if broken else _self_check(model, device, dtype, launch)
+    return Diagnosis(tuple(findings))
+
+
+def _self_check(model: str, device: str, dtype: str, launch: Launch) -> Iterator[Finding]:
+    found = models.resolve(model)
+    # Room for the self-check's prompts; steps are so short that a prompt takes several.
+    config = EngineConfig(
+        model=str(found.path),
+        device=device,
+        dtype=dtype,
+        context=min(1024, found.context or 1024),
+        kv_blocks=256,
+        batch_tokens=256,
+        max_requests=16,
+        eager=True,
+        tiers="host:256MiB",
+    )
+    stock = replace(config, stock=True, algorithm="prefix", tiers="")
+    began = time.perf_counter()
+    try:
+        # One after the other: a GPU may have room for one of them.
+        known, kind = _ask(launch, "stock", stock, methodcaller("checked_prompts"))
+        checked, _ = _ask(launch, "picbench", config, methodcaller("self_check", known))
+    except PicBenchError as error:
+        yield Finding("self-check", found.label, "an engine failed", str(error))
+        return
+    kind = f"{kind['dtype']} on {kind['device']}, {time.perf_counter() - began:.0f} s"
+    yield Finding("self-check", found.label, f"{kind}; largest differences:")
+    for one in checked.comparisons:
+        limits = f"{one.difference:.1e}, at most {one.limit:.1e}"
+        yield Finding("self-check", one.name, limits, one.fault)
+
+
+def _ask(
+    launch: Launch, name: str, config: EngineConfig, question: Callable[[Any], Any]
+) -> tuple[Any, Any]:
+    """The answer of an engine in a process of its own, and what the engine is."""
+    with TemporaryDirectory(prefix="picbench-") as logs:
+        server = launch(name, config, Path(logs) / f"{name}.log")
+        try:
+            kind = server.ready()
+            answer = server.call(question)
+            server.close()
+        finally:
+            server.kill()
+    return answer, kind

@@ -9,11 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from picbench.engines.config import DEFAULT_TIERS, EngineConfig
 from picbench.engines.engine import Engine
@@ -26,22 +26,15 @@ from picbench.store import provenance
 from picbench.tables.page import page, save
 from picbench.tables.table import table
 from picbench.workloads import models
-from picbench.workloads.models.architectures import Architecture, architectures, write
+from picbench.workloads.models.architectures import architectures, write
 
-LENGTHS = {"A": 150, "B": 35, "C": 81, "D": 400}
+#: Tokens of a chunk, and before it in its document: before C more than any prompt of C alone has,
+#: so that its keys are re-rotated backwards.
+LENGTHS = {"A": (150, 0), "B": (35, 150), "C": (81, 200), "D": (400, 30)}
 ORDERS = ("ABCD", "DCBA", "ABA", "C")
-_OPTIONS: Mapping[str, Any] = {"max_tokens": 6, "logprobs": 8, "ignore_eos": True}
-
-#: Tokens of a prefix that is long enough to be read once for several plain requests.
-PREFIX = 560
-
-#: Tokens before a chunk in its document: more than any prompt of C alone has, so that its keys are
-#: re-rotated backwards.
-BEFORE = {"A": 0, "B": 150, "C": 200, "D": 30}
 
 
-@dataclass(frozen=True, slots=True)
-class OracleCase:
+class OracleCase(NamedTuple):
     """A request, the oracle's rule for it, and what it tests."""
 
     name: str
@@ -63,14 +56,14 @@ def cases(vocabulary: int, orders: Sequence[str] = ORDERS) -> Iterator[OracleCas
         "full": full(),
     }
     draw = partial(random_tokens, vocabulary=vocabulary)
-    before = {name: draw(count, f"before {name}") for name, count in BEFORE.items()}
+    before = {name: draw(count, f"before {name}") for name, (_, count) in LENGTHS.items()}
+    tokens = {name: draw(count, name) for name, (count, _) in LENGTHS.items()}
+    chunks = {name: Chunk(tokens=t, document=before[name] + t) for name, t in tokens.items()}
     for order in orders:
         known = mepic().anchored().within([before[name] for name in order])
         for algorithm, rule in {**rules, "mepic:anchored=on:context=document": known}.items():
-            tokens = [(name, draw(LENGTHS[name], name)) for name in order]
-            chunks = [Chunk(tokens=own, document=before[name] + own) for name, own in tokens]
             question = Text(tokens=draw(19, f"{order} {algorithm}"))
-            segments = [Text(tokens=draw(21, "system")), *chunks, question]
+            segments = [Text(tokens=draw(21, "system")), *(chunks[n] for n in order), question]
             yield OracleCase(f"{algorithm} {order}", Request(segments, algorithm=algorithm), rule)
     for length in (5, 333):
         request = Request([Text(tokens=draw(length, f"plain {length}"))])
@@ -78,38 +71,36 @@ def cases(vocabulary: int, orders: Sequence[str] = ORDERS) -> Iterator[OracleCas
 
 
 def added_cases(vocabulary: int, bos: int | None) -> Iterator[OracleCase]:
-    """Prompts that an algorithm changes, or whose segments have positions, gaps and slots."""
-    from picbench.engines.oracle import block_attention, epic_bos, kvlink, mepic, naive
+    """Prompts that an algorithm changes, or whose segments have positions, gaps and slots.
+
+    The last are plain and have one prefix, long enough to be read once for all of them.
+    """
+    from picbench.engines import oracle
 
     draw = partial(random_tokens, vocabulary=vocabulary)
     links = [range(first, first + 5) for first in (7, 12, 17)]
-    rules = {"block-attention": block_attention(), "kvlink:n=5:first=7": kvlink(*links)}
+    rules = {"block-attention": oracle.block_attention()}
+    rules["kvlink:n=5:first=7"] = oracle.kvlink(*links)
     if bos is not None:
-        rules["epic:k=4:bos=chunk"] = epic_bos(4, bos)
-    a, b = (Chunk(tokens=draw(LENGTHS[name], name)) for name in "AB")
+        rules["epic:k=4:bos=chunk"] = oracle.epic_bos(4, bos)
+    a, b = (Chunk(tokens=draw(LENGTHS[name][0], name)) for name in "AB")
     question = Text(tokens=draw(19, "question"))
     for algorithm, rule in rules.items():
         between = Text(tokens=draw(18, f"between {algorithm}"))
         segments = [Text(tokens=draw(21, "system")), a, between, b, a, question]
         yield OracleCase(algorithm, Request(segments, algorithm=algorithm), rule)
-    for algorithm, rule in {"prompt-cache": naive(), "naive": naive(), "mepic": mepic()}.items():
-        placed = [
-            replace(a, position=9, slots=((0, 2, 5), (70, 74, 4), (90, 90, 40))),
-            replace(b, position=260),
-            replace(question, position=400),
-        ]
+    placed = [
+        replace(a, position=9, slots=((0, 2, 5), (70, 74, 4), (90, 90, 40))),
+        replace(b, position=260),
+        replace(question, position=400),
+    ]
+    for algorithm in ("prompt-cache", "naive", "mepic"):
+        rule = oracle.mepic() if algorithm == "mepic" else oracle.naive()
         yield OracleCase(f"{algorithm} placed", Request(placed, algorithm=algorithm), rule)
-
-
-def alike_cases(vocabulary: int) -> Iterator[OracleCase]:
-    """Plain prompts with one prefix, which requests that decode together may read once."""
-    from picbench.engines.oracle import full
-
-    draw = partial(random_tokens, vocabulary=vocabulary)
-    prefix = draw(PREFIX, "prefix")
+    prefix = draw(560, "prefix")
     for number in range(3):
-        own = draw(17 + 20 * number, f"alike {number}")
-        yield OracleCase(f"plain alike {number}", Request([Text(tokens=prefix + own)]), full())
+        text = Text(tokens=prefix + draw(17 + 20 * number, f"alike {number}"))
+        yield OracleCase(f"plain alike {number}", Request([text]), oracle.full())
 
 
 def measure(settings: OracleCheck) -> Outcome:
@@ -128,18 +119,14 @@ def measure(settings: OracleCheck) -> Outcome:
 
 
 def check(
-    config: EngineConfig,
-    tolerance: float,
-    orders: Sequence[str] = ORDERS,
-    *,
-    added: bool = False,
+    config: EngineConfig, tolerance: float, orders: Sequence[str] = ORDERS, *, added: bool = False
 ) -> bool:
     """Serve all cases, say a line for each, and return whether all are the oracle's.
 
-    With `added` these are those of `added_cases` and `alike_cases`, too. Each is served three
-    times: cold, with nothing cached; after other cases, whose chunks it shares; and warm, all cases
-    together, when no chunk may be compiled any more. Where tokens are picked, the oracle replays
-    the engine's picks; in float32 it must pick the same ones by itself.
+    With `added` these are those of `added_cases`, too. Each is served three times: cold, with
+    nothing cached; after other cases, whose chunks it shares; and warm, all cases together, when no
+    chunk may be compiled any more. Where tokens are picked, the oracle replays the engine's picks;
+    in float32 it must pick the same ones by itself.
     """
     from transformers import AutoConfig
 
@@ -150,14 +137,15 @@ def check(
     found = list(cases(model.vocab_size, orders))
     if added:
         found += added_cases(model.vocab_size, model.bos_token_id)
-        found += alike_cases(model.vocab_size)
     # First, so that a model that neither knows is refused in the engine's words.
     served = _serve(config, [case.request for case in found])
     settle_first_calls()
     oracle, good = Oracle(config.model), True
     for case, *replies in zip(found, *served.values(), strict=True):
         segments = as_oracle(case.request.segments, model.pad_token_id or 0)
-        own = oracle.picked(segments, case.rule) if replies[0].picked is not None else set()
+        own = oracle.picked(segments, case.rule) if replies[0][1] is not None else set()
+        chunks = any(isinstance(segment, Chunk) for segment in case.request.segments)
+        reuses = chunks and case.request.algorithm != "full"
         known: dict[tuple[Any, Any], Any] = {}
         for name, (result, picked) in zip(served, replies, strict=True):
             if (key := (result.tokens, picked)) not in known:
@@ -166,120 +154,79 @@ def check(
             assert result.logprobs is not None
             error = distance(known[key], result.logprobs)
             same = known[key].argmax(-1).tolist() == list(result.tokens)
-            reused = name != "warm" or _is_warm(case, result)
-            other = len(set(picked or ()) - own)
-            exact = (same and not other) or config.dtype != "float32"
-            right = error < tolerance and reused and exact
+            notes = [] if same else ["other token"]
+            if other := len(set(picked or ()) - own):
+                notes.append(f"{other} of {len(picked or ())} picked otherwise")
+            right = error < tolerance and (not notes or config.dtype != "float32")
+            reused = result.hits.chunk + result.hits.copied > 0 == result.counts.compiled
+            if name == "warm" and reuses and not reused:
+                notes.append("nothing reused")
+                right = False
             good &= right
-            notes = [*([] if same else ["other token"]), *([] if reused else ["nothing reused"])]
-            notes += [f"{other} of {len(picked or ())} picked otherwise"] if other else []
             verdict = "ok" if right else "WRONG"
             print(f"{verdict:5} {case.name:16} {name} {error:.2e} {', '.join(notes)}")
     return good
 
 
-def _is_warm(case: OracleCase, result: Result) -> bool:
-    """Whether chunks were reused and none was compiled, where the algorithm reuses any."""
-    chunks = any(isinstance(segment, Chunk) for segment in case.request.segments)
-    if not chunks or case.request.algorithm == "full":
-        return True
-    return result.hits.chunk + result.hits.copied > 0 == result.counts.compiled
-
-
-class _Reply(NamedTuple):
-    """What an engine answered, and the tokens that it picked, if it did."""
-
-    result: Result
-    picked: tuple[int, ...] | None
-
-
-def _serve(config: EngineConfig, requests: Sequence[Request]) -> dict[str, list[_Reply]]:
-    cold: list[_Reply] = []
+def _serve(
+    config: EngineConfig, requests: Sequence[Request]
+) -> dict[str, list[tuple[Result, tuple[int, ...] | None]]]:
+    """Results of each way to serve, and the tokens that were picked, if any were."""
+    options: dict[str, Any] = {"max_tokens": 6, "logprobs": 8, "ignore_eos": True}
     with Engine(config) as engine:
         print(engine.describe())
-        for request in requests:
-            engine.reset()
-            cold.append(_reply(engine, request))
+
+        def replies(*, cold: bool) -> Iterator[tuple[Result, tuple[int, ...] | None]]:
+            for request in requests:
+                if cold:
+                    engine.reset()
+                engine.note_picks()
+                [result] = engine.generate([request], **options)
+                yield result, next(iter(engine.noted_picks), None)
+
+        cold = list(replies(cold=True))
         engine.reset()
-        after = [_reply(engine, request) for request in requests]
+        after = list(replies(cold=False))
         # Picks depend on a request and the KV of its chunks alone, which have not changed since.
-        warm = map(_Reply, engine.generate(requests, **_OPTIONS), (reply.picked for reply in after))
-        return {"cold": cold, "after": after, "warm": list(warm)}
-
-
-def _reply(engine: Engine, request: Request) -> _Reply:
-    engine.note_picks()
-    [result] = engine.generate([request], **_OPTIONS)
-    return _Reply(result, next(iter(engine.noted_picks), None))
+        picks = (picked for _, picked in after)
+        warm = list(zip(engine.generate(requests, **options), picks, strict=True))
+        return {"cold": cold, "after": after, "warm": warm}
 
 
 def as_oracle(segments: Sequence[PromptSegment], placeholder: int) -> list[Any]:
     """Segments in the oracle's terms: chunks have placeholders in their slots."""
-    return [_as_oracle(segment, placeholder) for segment in segments]
-
-
-def _as_oracle(segment: PromptSegment, placeholder: int) -> Any:
     from picbench.engines.oracle import OracleSegment
 
-    sent = segment.tokens or ()
-    if not isinstance(segment, Chunk):
-        return OracleSegment("text", sent, segment.position)
-    tokens: tuple[int, ...] = ()
-    slots, at = [], 0
-    for start, end, length in segment.slots:
-        tokens += sent[at:start]
-        slots.append((len(tokens), length, sent[start:end]))
-        tokens += (placeholder,) * length
-        at = end
-    dependent = [i for start, end in segment.dependent for i in range(start, end)]
-    return OracleSegment("chunk", tokens + sent[at:], segment.position, slots, dependent)
-
-
-CheckOutcome = Literal["checked", "refused", "wrong", "failed"]
-
-#: Verdicts by exit code of ``picbench measure oracle``.
-_VERDICTS: Mapping[int, CheckOutcome] = {0: "checked", 1: "wrong", ConfigError.exit_code: "refused"}
-
-#: The line that says what became of a process.
-_LINES: Mapping[CheckOutcome, str] = {
-    "checked": "^all agree.*$",
-    "wrong": "^WRONG.*$",
-    "refused": "^picbench: (.*)$",
-    "failed": "^picbench: (.*)$",
-}
-
-#: Characters of the log of a process that failed.
-_TAIL = 4000
-
-
-@dataclass(frozen=True, slots=True)
-class ArchitectureVerdict:
-    """What became of one architecture; `line` is what its process said of it."""
-
-    name: str
-    verdict: CheckOutcome
-    line: str
-
-    def is_as_tabled(self, row: Architecture, device: str) -> bool:
-        """Whether it is the table's; nothing may be wrong, or fail without a reason."""
-        claimed = row.gpu if device == "cuda" else row.cpu
-        if claimed == "refused":
-            return self.verdict == "refused" and row.why in self.line
-        return self.verdict == "checked" or (claimed == "not checked" and self.verdict == "refused")
+    found = []
+    for segment in segments:
+        sent = segment.tokens or ()
+        if not isinstance(segment, Chunk):
+            found.append(OracleSegment("text", sent, segment.position))
+            continue
+        tokens: tuple[int, ...] = ()
+        slots, at = [], 0
+        for start, end, length in segment.slots:
+            tokens += sent[at:start]
+            slots.append((len(tokens), length, sent[start:end]))
+            tokens += (placeholder,) * length
+            at = end
+        dependent = [i for start, end in segment.dependent for i in range(start, end)]
+        tokens += sent[at:]
+        found.append(OracleSegment("chunk", tokens, segment.position, slots, dependent))
+    return found
 
 
 def check_architectures(settings: Architectures) -> Outcome:
     """Compare a tiny model of each architecture with the oracle, and write what was found.
 
-    The exit code is 1 unless each is what the table says of this device, or better. Raises
-    ConfigError for an unknown name.
+    The exit code is 1 unless each is what the table says of this device, or better: nothing may be
+    wrong, or fail without a reason. Raises ConfigError for an unknown name.
     """
-    known, only = architectures(), settings.only
-    names = [row.name for row in known]
+    known, only = {row.name: row for row in architectures()}, settings.only
     for name in only:
-        if name not in names:
-            raise ConfigError(f"`only` {name}: no such architecture", hint=closest(name, names))
-    chosen = [row for row in known if not only or row.name in only]
+        if name not in known:
+            raise ConfigError(f"`only` {name}: no such architecture", hint=closest(name, known))
+    chosen = [row for name, row in known.items() if not only or name in only]
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(settings.jobs) as pool:
         # One after another: torch's generator belongs to all threads.
         models = [write(row, Path(scratch) / row.name) for row in chosen]
@@ -287,44 +234,52 @@ def check_architectures(settings: Architectures) -> Outcome:
         found = list(pool.map(checking, [row.name for row in chosen], models))
     facts = provenance.facts(*provenance.ENGINE, device=settings.device, commit=settings.commit)
     facts |= settings.model_dump(include={"device", "dtype", "eager"})
-    document = {"schema": 1, "provenance": facts, "found": [asdict(row) for row in found]}
     shown = render(found, facts)
+    document = {"schema": 1, "provenance": facts, "found": found}
     save(settings.output / "architectures", document, shown)
-    pairs = zip(found, chosen, strict=True)
-    good = all(one.is_as_tabled(row, settings.device) for one, row in pairs)
+    good = True
+    for one, row in zip(found, chosen, strict=True):
+        claimed, verdict = row.gpu if settings.device == "cuda" else row.cpu, one["verdict"]
+        if claimed == "refused":
+            good &= verdict == "refused" and row.why in one["line"]
+        else:
+            good &= verdict == "checked" or (claimed == "not checked" and verdict == "refused")
     return Outcome(shown, 0 if good else 1)
 
 
-def render(found: Sequence[ArchitectureVerdict], facts: Mapping[str, Any]) -> str:
+def render(found: Sequence[Mapping[str, str]], facts: Mapping[str, Any]) -> str:
     """The page: a line for each architecture, and what was measured with what."""
-    lines = table(
-        ("architecture", "verdict", "what was said"),
-        [(row.name, row.verdict, row.line.replace("|", "/")) for row in found],
-    )
+    rows = [(row["name"], row["verdict"], row["line"].replace("|", "/")) for row in found]
     made = ", ".join(f"{name} {value}" for name, value in facts.items())
+    lines = table(("architecture", "verdict", "what was said"), rows)
     return page("Architectures against the oracle", lines, made)
 
 
-def _check(name: str, model: Path, *, settings: Architectures) -> ArchitectureVerdict:
+def _check(name: str, model: Path, *, settings: Architectures) -> dict[str, str]:
     flags = ["--device", settings.device, "--dtype", settings.dtype]
     flags += ["--eager"] if settings.eager else []
     command = [sys.executable, "-m", "picbench", "measure", "oracle", "--model", str(model), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = judge(name, done.returncode, done.stdout, done.stderr)
-    print(f"{found.verdict:8} {found.name:14} {found.line}", flush=True)
-    if found.verdict == "failed":
-        print(done.stderr[-_TAIL:], flush=True)
+    print(f"{found['verdict']:8} {name:14} {found['line']}", flush=True)
+    if found["verdict"] == "failed":
+        print(done.stderr[-4000:], flush=True)
     return found
 
 
-def judge(name: str, code: int, stdout: str, stderr: str) -> ArchitectureVerdict:
-    """What a process's exit code and output say; vLLM logs before and after the line that counts.
+def judge(name: str, code: int, stdout: str, stderr: str) -> dict[str, str]:
+    """Name, verdict and line of an architecture, by the exit code and output of its process.
 
-    Where replies are wrong, the line is the first that says so. The error is the last line: engines
-    log under the same name before it.
+    vLLM logs before and after the line that counts. Where replies are wrong, it is the first that
+    says so; an error is the last, as engines log under the same name before it.
     """
-    verdict = _VERDICTS.get(code, "failed")
-    said = re.findall(_LINES[verdict], f"{stdout}\n{stderr}", re.MULTILINE)
-    if not said:
-        return ArchitectureVerdict(name, verdict, f"ended with exit code {code}")
-    return ArchitectureVerdict(name, verdict, said[0 if verdict == "wrong" else -1])
+    if code == 1:
+        verdict, pattern, place = "wrong", "^WRONG.*$", 0
+    elif code == 0:
+        verdict, pattern, place = "checked", "^all agree.*$", -1
+    else:
+        verdict = "refused" if code == ConfigError.exit_code else "failed"
+        pattern, place = "^picbench: (.*)$", -1
+    said = re.findall(pattern, f"{stdout}\n{stderr}", re.MULTILINE)
+    line = said[place] if said else f"ended with exit code {code}"
+    return {"name": name, "verdict": verdict, "line": line}

@@ -12,7 +12,7 @@ from picbench.engines.engine import Engine
 from picbench.engines.oracle import Oracle, epic, full, mepic, naive
 from picbench.errors import ConfigError
 from picbench.experiments import oracle as checking
-from picbench.experiments.oracle import ArchitectureVerdict, cases, check
+from picbench.experiments.oracle import cases, check
 from picbench.run.measurements import Architectures
 from picbench.workloads.models.architectures import Architecture, architectures, write
 
@@ -120,14 +120,13 @@ def test_a_check_stands_by_the_table(
     line: str,
     good: bool,
 ) -> None:
-    monkeypatch.setattr(
-        checking, "_check", lambda name, _, **__: ArchitectureVerdict(name, verdict, line)
-    )
+    answer = {"name": name, "verdict": verdict, "line": line}
+    monkeypatch.setattr(checking, "_check", lambda *_, **__: answer)
     settings = Architectures(only=(name,), eager=True, jobs=2, output=tmp_path)
     outcome = checking.check_architectures(settings)
     assert (outcome.code == 0) is good
     [found] = json.loads((tmp_path / "architectures.json").read_bytes())["found"]
-    assert found == {"name": name, "verdict": verdict, "line": line}
+    assert found == answer
     assert (tmp_path / "architectures.md").read_text() == outcome.page
 
 
@@ -152,7 +151,7 @@ def test_what_a_process_said_is_found_in_its_logs(
     code: int, stdout: str, stderr: str, verdict: str, line: str
 ) -> None:
     found = checking.judge("a", code, stdout, stderr)
-    assert (found.verdict, found.line) == (verdict, line)
+    assert found == {"name": "a", "verdict": verdict, "line": line}
 
 
 @pytest.mark.engine
