@@ -8,13 +8,13 @@ measurements of other kernels share, is here, too.
 import json
 import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, pairwise, product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -406,7 +406,7 @@ def summarise(results: Sequence[Row]) -> dict[str, float]:
     ]
     linking = [row["time_vs_fa3"]["median"] for row in results if row["kind"] == "link"]
     found = {"decode_vs_fa3": decoding, "link_vs_fa3": linking}
-    return {name: statistics.median(values) for name, values in found.items() if values}
+    return {name: median(values) for name, values in found.items() if values}
 
 
 _ABOUT = """\

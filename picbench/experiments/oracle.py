@@ -7,7 +7,7 @@ every request agreed with the oracle.
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -32,6 +32,10 @@ from picbench.workloads.models.architectures import architectures, write
 #: so that its keys are re-rotated backwards.
 LENGTHS = {"A": (150, 0), "B": (35, 150), "C": (81, 200), "D": (400, 30)}
 ORDERS = ("ABCD", "DCBA", "ABA", "C")
+
+
+#: A result, and the tokens that were picked, if any were.
+Reply = tuple[Result, tuple[int, ...] | None]
 
 
 class OracleCase(NamedTuple):
@@ -168,25 +172,21 @@ def check(
     return good
 
 
-def _serve(
-    config: EngineConfig, requests: Sequence[Request]
-) -> dict[str, list[tuple[Result, tuple[int, ...] | None]]]:
-    """Results of each way to serve, and the tokens that were picked, if any were."""
+def _serve(config: EngineConfig, requests: Sequence[Request]) -> dict[str, list[Reply]]:
     options: dict[str, Any] = {"max_tokens": 6, "logprobs": 8, "ignore_eos": True}
     with Engine(config) as engine:
+
+        def ask(request: Request, *, cold: bool = False) -> Reply:
+            if cold:
+                engine.reset()
+            engine.note_picks()
+            [result] = engine.generate([request], **options)
+            return result, next(iter(engine.noted_picks), None)
+
         print(engine.describe())
-
-        def replies(*, cold: bool) -> Iterator[tuple[Result, tuple[int, ...] | None]]:
-            for request in requests:
-                if cold:
-                    engine.reset()
-                engine.note_picks()
-                [result] = engine.generate([request], **options)
-                yield result, next(iter(engine.noted_picks), None)
-
-        cold = list(replies(cold=True))
+        cold = [ask(request, cold=True) for request in requests]
         engine.reset()
-        after = list(replies(cold=False))
+        after = [ask(request) for request in requests]
         # Picks depend on a request and the KV of its chunks alone, which have not changed since.
         picks = (picked for _, picked in after)
         warm = list(zip(engine.generate(requests, **options), picks, strict=True))
@@ -234,7 +234,10 @@ def check_architectures(settings: Architectures) -> Outcome:
         found = list(pool.map(checking, [row.name for row in chosen], models))
     facts = provenance.facts(*provenance.ENGINE, device=settings.device, commit=settings.commit)
     facts |= settings.model_dump(include={"device", "dtype", "eager"})
-    shown = render(found, facts)
+    rows = [(row["name"], row["verdict"], row["line"].replace("|", "/")) for row in found]
+    lines = table(("architecture", "verdict", "what was said"), rows)
+    made = ", ".join(f"{name} {value}" for name, value in facts.items())
+    shown = page("Architectures against the oracle", lines, made)
     document = {"schema": 1, "provenance": facts, "found": found}
     save(settings.output / "architectures", document, shown)
     good = True
@@ -247,39 +250,24 @@ def check_architectures(settings: Architectures) -> Outcome:
     return Outcome(shown, 0 if good else 1)
 
 
-def render(found: Sequence[Mapping[str, str]], facts: Mapping[str, Any]) -> str:
-    """The page: a line for each architecture, and what was measured with what."""
-    rows = [(row["name"], row["verdict"], row["line"].replace("|", "/")) for row in found]
-    made = ", ".join(f"{name} {value}" for name, value in facts.items())
-    lines = table(("architecture", "verdict", "what was said"), rows)
-    return page("Architectures against the oracle", lines, made)
-
-
 def _check(name: str, model: Path, *, settings: Architectures) -> dict[str, str]:
-    flags = ["--device", settings.device, "--dtype", settings.dtype]
-    flags += ["--eager"] if settings.eager else []
-    command = [sys.executable, "-m", "picbench", "measure", "oracle", "--model", str(model), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = judge(name, done.returncode, done.stdout, done.stderr)
-    print(f"{found['verdict']:8} {name:14} {found['line']}", flush=True)
-    if found["verdict"] == "failed":
-        print(done.stderr[-4000:], flush=True)
-    return found
-
-
-def judge(name: str, code: int, stdout: str, stderr: str) -> dict[str, str]:
     """Name, verdict and line of an architecture, by the exit code and output of its process.
 
     vLLM logs before and after the line that counts. Where replies are wrong, it is the first that
     says so; an error is the last, as engines log under the same name before it.
     """
-    if code == 1:
-        verdict, pattern, place = "wrong", "^WRONG.*$", 0
-    elif code == 0:
-        verdict, pattern, place = "checked", "^all agree.*$", -1
-    else:
-        verdict = "refused" if code == ConfigError.exit_code else "failed"
-        pattern, place = "^picbench: (.*)$", -1
-    said = re.findall(pattern, f"{stdout}\n{stderr}", re.MULTILINE)
-    line = said[place] if said else f"ended with exit code {code}"
+    flags = ["--device", settings.device, "--dtype", settings.dtype]
+    flags += ["--eager"] if settings.eager else []
+    command = [sys.executable, "-m", "picbench", "measure", "oracle", "--model", str(model), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    kinds = {0: "checked", 1: "wrong", ConfigError.exit_code: "refused"}
+    verdict = kinds.get(done.returncode, "failed")
+    patterns = {"checked": "^all agree.*$", "wrong": "^WRONG.*$"}
+    pattern = patterns.get(verdict, "^picbench: (.*)$")
+    said = re.findall(pattern, f"{done.stdout}\n{done.stderr}", re.MULTILINE)
+    said = said[:1] if verdict == "wrong" else said[-1:]
+    line = said[0] if said else f"ended with exit code {done.returncode}"
+    print(f"{verdict:8} {name:14} {line}", flush=True)
+    if verdict == "failed":
+        print(done.stderr[-4000:], flush=True)
     return {"name": name, "verdict": verdict, "line": line}

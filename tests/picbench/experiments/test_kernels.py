@@ -75,21 +75,28 @@ def test_decode_and_link_have_a_table_each() -> None:
     assert kernels.summarise([decode, link]) == {"decode_vs_fa3": 0.5, "link_vs_fa3": 0.5}
 
 
-def test_a_kernel_of_the_cpu_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.engine
+@pytest.mark.parametrize("wrong", ["stock", "own"])
+def test_a_kernel_of_the_cpu_that_is_wrong_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    def layers(*_: Any, **__: Any) -> list[Any]:
+        return [lambda: None]
+
     case = cpu_kernels.AttentionCase("decode", HeadShape(4, 2, 32, torch.float32), 2, 1, 40)
-
-    def arms(*given: Any) -> dict[str, Any]:
-        *_, out = given
-        right = torch.rand_like(out)
-        own = [lambda: out.copy_(2 * right)]
-        return {"stock": [lambda: out.copy_(right)], "unrotated": own}
-
-    monkeypatch.setattr(cpu_kernels, "arms", arms)
+    monkeypatch.setattr(cpu_kernels, f"{wrong}_layers", layers)
     monkeypatch.setattr(kernels, "interleave", pytest.fail)
-    with pytest.raises(InvalidRun, match="unrotated against stock in"):
+    with pytest.raises(InvalidRun, match="relative error nan"):
         cpu_kernels.measure(case, Kernels())
-    with pytest.raises(InvalidRun, match="stock against the reference"):
-        cpu_kernels.verify(case.shape, seed=0)
+
+
+@pytest.mark.engine
+def test_kernels_of_the_cpu_are_checked_and_timed() -> None:
+    shape = HeadShape(4, 2, 32, torch.float32)
+    for case in (("prefill", shape, 1, 70, 70), ("decode", shape, 3, 1, 75)):
+        row = cpu_kernels.measure(cpu_kernels.AttentionCase(*case), Kernels(rounds=5, seconds=0))
+        assert row["paired_ratio"]["stock"]["median"] == 1.0
+        assert set(row["ratio_of_best"]) == {"stock", "in_place", "unrotated"}
 
 
 LLAMA = HeadShape(32, 8, 128, torch.bfloat16)

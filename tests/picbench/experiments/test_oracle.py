@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +149,17 @@ def test_a_check_stands_by_the_table(
     ],
 )
 def test_what_a_process_said_is_found_in_its_logs(
-    code: int, stdout: str, stderr: str, verdict: str, line: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    code: int,
+    stdout: str,
+    stderr: str,
+    verdict: str,
+    line: str,
 ) -> None:
-    found = checking.judge("a", code, stdout, stderr)
+    done = subprocess.CompletedProcess("", code, stdout, stderr)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    found = checking._check("a", tmp_path, settings=Architectures())
     assert found == {"name": "a", "verdict": verdict, "line": line}
 
 
