@@ -4,9 +4,8 @@ Nothing shared, more requests than can be served, plain requests beside long pro
 closed loops over corpora, and rates.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
 from random import Random
@@ -38,7 +37,7 @@ from picbench.workloads.traffic.draw import draw
 SUBJECT, PREFIX = "mepic", "prefix"
 NEW = "mepic, new chunks"
 
-#: A rate counts as served where so much of it was: the last requests end after the last arrival.
+#: A rate counts as served where so much of it was.
 _SERVED = 0.9
 
 
@@ -135,129 +134,99 @@ def mixed_figures(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSizes:
-    """What is served on a device, by default a GPU; pools are in blocks.
-
-    Requests are like `base`: of `nothing` tokens a chunk where nothing is shared, of `cold` (chunks
-    and tokens of each) where nothing is cached. They arrive for `arriving` seconds at each of
-    `rates`, and at each of `high_rates`, which only the subject is expected to serve. `stream`
-    changes settings of `picbench traffic`. A first round may compute `tokens_s` tokens of prompts a
-    second, and decode a step in `step_s` seconds.
-    """
-
-    mixed: waves.BesideScene
-    base: LoadTraffic
-    stream: Mapping[str, Any] = field(default_factory=dict)
-    tokens_s: float = 42_000
-    step_s: float = 0.006
-    pool: int = 20_000
-    running: int = 256
-    in_flight: Sequence[int] = (1, 8, 64)
-    corpora: Sequence[int] = (24, 256, 1024)
-    rates: Sequence[float] = (8, 16, 24, 32)
-    high_rates: Sequence[float] = (64, 96, 128)
-    arriving: float = 6.0
-    nothing: Sequence[int] = (170, 500)
-    cold: tuple[int, int] = (64, 512)
-
-    def arm(self, engine: str, measure: runner.Measure) -> ServedArm:
-        """An arm that is warmed up by a short load."""
-        few = replace(self.base, requests=8, corpus=min(self.corpora))
-        return ServedArm(engine, measure, partial(load_figures, traffic=few))
-
-    def load(
-        self,
-        name: str,
-        arms: Sequence[str] = (SUBJECT, PREFIX),
-        stream: Stream | None = None,
-        **changes: Any,
-    ) -> Cell:
-        """A cell of one load, which is like `base` but for some changes."""
-        traffic = replace(self.base, **changes)
-        tokens = (traffic.corpus + traffic.requests * traffic.chunks) * traffic.length
-        steps = traffic.reply * traffic.requests / (traffic.running or traffic.requests)
-        arriving = traffic.requests / traffic.rate if traffic.rate else 0.0
-        seconds = len(arms) * max(arriving, tokens / self.tokens_s + steps * self.step_s)
-        work = partial(load_figures, traffic=traffic, stream=stream)
-        return Cell(name, {arm: self.arm(arm, work) for arm in arms}, seconds)
-
-    def streamed(self, model: str) -> Cell:
-        """A stream of `picbench traffic`, as in MiniPIC's throughput on 2WikiMQA.
-
-        Chunks have about 170 tokens, the rate is one that no arm keeps up with. Three rounds are
-        enough: their spread is that of a thousand requests.
-        """
-        asked = {"chunk_tokens": 90, "chunks": "10", "pool": 256, "requests": 1000, "rate": 500.0}
-        config = parse_traffic({"dataset": "2wikimqa", "max_tokens": 16, **asked, **self.stream})
-        found, traffic = models.resolve(model), config.traffic()
-        source = build(config.source(found), models.load_tokenizer(found), traffic.seed)
-        drawn = draw(traffic, source)
-        stream = (tuple(map(to_request, drawn.samples)), drawn.arrivals)
-        count = len(drawn.samples)
-        return replace(
-            self.load("2wiki", stream=stream, requests=count, corpus=0, running=0), most=3
-        )
-
-    def mixed_cell(self) -> Cell:
-        """Plain requests beside long prompts, of known chunks and of new ones."""
-        work, scene = partial(mixed_figures, scene=self.mixed), self.mixed
-        arms = {
-            SUBJECT: self.arm(SUBJECT, partial(work, new=False)),
-            NEW: ServedArm(SUBJECT, partial(work, new=True)),
-            PREFIX: self.arm(PREFIX, partial(work, new=True)),
-        }
-        seconds = scene.arrivals * scene.prompt / self.tokens_s + scene.reply * self.step_s
-        return Cell("mixed", arms, len(arms) * seconds)
-
-    def cells(self, group: str, model: str) -> Iterator[Cell]:
-        """The cells of a group."""
-        match group:
-            case "share-nothing":
-                for length in self.nothing:
-                    yield self.load(f"share-nothing {length}", length=length, corpus=0)
-            case "2wiki":
-                yield self.streamed(model)
-            case "mixed":
-                yield self.mixed_cell()
-            case "cold":
-                chunks, length = self.cold
-                yield self.load(
-                    "cold", chunks=chunks, length=length, requests=2, corpus=0, running=1
-                )
-            case "closed":
-                for corpus, running in product(self.corpora, self.in_flight):
-                    most = self.base.requests
-                    count = most if running > 1 else max(2, most // 4)
-                    name = f"closed {corpus} chunks, {running} in flight"
-                    yield self.load(name, corpus=corpus, running=running, requests=count)
-            case "rate":
-                for rate in (*self.rates, *self.high_rates):
-                    arms = (SUBJECT,) if rate in self.high_rates else (SUBJECT, PREFIX)
-                    count = round(self.arriving * rate)
-                    yield self.load(f"rate {rate:g}", arms, requests=count, running=0, rate=rate)
-
-
-#: By device. On a GPU two engines with such pools fit 139 GiB.
-LOAD_SIZES = {
-    "cuda": LoadSizes(waves.BesideScene(question=TAIL, beside=HEAD, reply=500), LoadTraffic()),
-    "cpu": LoadSizes(
-        waves.BesideScene(4, 40, TAIL, 3, HEAD, 2, 6, 40),
-        LoadTraffic(4, 3, 8, 40, reply=4, running=4),
-        {"requests": 6, "pool": 24, "chunks": "8", "chunk_tokens": 20},
-        tokens_s=3_000,
-        step_s=0.02,
-        pool=600,
-        running=8,
-        in_flight=(1, 4),
-        corpora=(4, 8),
-        rates=(20, 40),
-        high_rates=(80,),
-        arriving=0.2,
-        nothing=(40,),
-        cold=(4, 40),
-    ),
+#: By device: what requests are like, plain requests beside long prompts, and what a first round may
+#: take: tokens of prompts a second, and seconds of a step that decodes.
+BASES = {"cuda": LoadTraffic(), "cpu": LoadTraffic(4, 3, 8, 40, reply=4, running=4)}
+SCENES = {
+    "cuda": waves.BesideScene(question=TAIL, beside=HEAD, reply=500),
+    "cpu": waves.BesideScene(4, 40, TAIL, 3, HEAD, 2, 6, 40),
 }
+SPEEDS = {"cuda": (42_000, 0.006), "cpu": (3_000, 0.02)}
+
+
+def load_cell(
+    device: str,
+    name: str,
+    arms: Sequence[str] = (SUBJECT, PREFIX),
+    stream: Stream | None = None,
+    **changes: Any,
+) -> Cell:
+    """A cell of one load, which is like the device's others but for some changes."""
+    traffic, (tokens_s, step_s) = replace(BASES[device], **changes), SPEEDS[device]
+    tokens = (traffic.corpus + traffic.requests * traffic.chunks) * traffic.length
+    steps = traffic.reply * traffic.requests / (traffic.running or traffic.requests)
+    arriving = traffic.requests / traffic.rate if traffic.rate else 0.0
+    seconds = len(arms) * max(arriving, tokens / tokens_s + steps * step_s)
+    work = partial(load_figures, traffic=traffic, stream=stream)
+    return Cell(name, {arm: ServedArm(arm, work, _few(device)) for arm in arms}, seconds)
+
+
+def _few(device: str) -> runner.Measure:
+    """A short load, which warms up."""
+    return partial(load_figures, traffic=replace(BASES[device], requests=8, corpus=24))
+
+
+def stream_of(settings: LoadReport) -> Stream:
+    """A stream of `picbench traffic`, as in MiniPIC's throughput on 2WikiMQA.
+
+    Chunks have about 170 tokens, the rate is one that no arm keeps up with.
+    """
+    asked = {"chunk_tokens": 90, "chunks": "10", "pool": 256, "requests": 1000}
+    if settings.device == "cpu":
+        asked = {"chunk_tokens": 20, "chunks": "8", "pool": 24, "requests": 6}
+    config = parse_traffic({"dataset": "2wikimqa", "max_tokens": 16, "rate": 500.0, **asked})
+    found, traffic = models.resolve(settings.served), config.traffic()
+    source = build(config.source(found), models.load_tokenizer(found), traffic.seed)
+    drawn = draw(traffic, source)
+    return tuple(map(to_request, drawn.samples)), drawn.arrivals
+
+
+def mixed_cell(device: str) -> Cell:
+    """Plain requests beside long prompts, of known chunks and of new ones."""
+    scene, (tokens_s, step_s) = SCENES[device], SPEEDS[device]
+    new, known = (partial(mixed_figures, scene=scene, new=new) for new in (True, False))
+    arms = {
+        SUBJECT: ServedArm(SUBJECT, known, _few(device)),
+        NEW: ServedArm(SUBJECT, new),
+        PREFIX: ServedArm(PREFIX, new, _few(device)),
+    }
+    seconds = scene.arrivals * scene.prompt / tokens_s + scene.reply * step_s
+    return Cell("mixed", arms, len(arms) * seconds)
+
+
+def cells(group: str, settings: LoadReport) -> Iterator[Cell]:
+    """The cells of a group; on a CPU smaller ones."""
+    device, small = settings.device, settings.device == "cpu"
+    load = partial(load_cell, device)
+    match group:
+        case "share-nothing":
+            for length in (40,) if small else (170, 500):
+                yield load(f"share-nothing {length}", length=length, corpus=0)
+        case "2wiki":
+            stream = stream_of(settings)
+            found = load("2wiki", stream=stream, requests=len(stream[0]), corpus=0, running=0)
+            # Three rounds are enough: their spread is that of a thousand requests.
+            yield replace(found, most=3)
+        case "mixed":
+            yield mixed_cell(device)
+        case "cold":
+            chunks, length = (4, 40) if small else (64, 512)
+            yield load("cold", chunks=chunks, length=length, requests=2, corpus=0, running=1)
+        case "closed":
+            corpora, in_flight = ((4, 8), (1, 4)) if small else ((24, 256, 1024), (1, 8, 64))
+            for corpus, running in product(corpora, in_flight):
+                most = BASES[device].requests
+                count = most if running > 1 else max(2, most // 4)
+                name = f"closed {corpus} chunks, {running} in flight"
+                yield load(name, corpus=corpus, running=running, requests=count)
+        case "rate":
+            # Only the subject is expected to serve the highest ones.
+            rates, highest = ((20, 40, 80), 40) if small else ((8, 16, 24, 32, 64, 96, 128), 32)
+            for rate in rates:
+                arms = (SUBJECT, PREFIX) if rate <= highest else (SUBJECT,)
+                count = round((0.2 if small else 6.0) * rate)
+                yield load(f"rate {rate}", arms, requests=count, running=0, rate=rate)
+
 
 _LOAD: Columns = {
     "requests_s": ("requests/s", 2),
@@ -294,30 +263,28 @@ def load_plan(settings: LoadReport) -> runner.ExperimentPlan:
     for name in settings.only:
         if name not in GROUPS:
             raise ConfigError(f"`only` {name}: no such group", hint=closest(name, GROUPS))
-    sizes = LOAD_SIZES[settings.device]
+    # On a GPU two engines with such pools fit 139 GiB.
+    shared = settings.shared_decode
+    pool, running = (20_000, 256) if settings.device == "cuda" else (600, 8)
+    found = [
+        replace(cell, rank=rank)
+        for rank, name in enumerate(GROUPS)
+        if not settings.only or name in settings.only
+        for cell in cells(name, settings)
+    ]
     config = runner.engine_of(
         settings,
-        context=max(2048, sizes.mixed.prompt, math.prod(sizes.cold)) + 512,
-        kv_blocks=sizes.pool,
-        max_requests=sizes.running,
-        shared_decode=settings.shared_decode,
+        context=33_280 if settings.device == "cuda" else 2560,
+        kv_blocks=pool,
+        max_requests=running,
+        shared_decode=shared,
     )
-    facts = {
-        "pool": sizes.pool,
-        "running": sizes.running,
-        "block_tokens": BLOCK_SIZE,
-        "shared_decode": settings.shared_decode,
-    }
+    facts = {"pool": pool, "running": running, "block_tokens": BLOCK_SIZE, "shared_decode": shared}
     return runner.ExperimentPlan(
         name="load-report",
         facts=runner.facts_of(settings) | facts,
         engines={SUBJECT: config, PREFIX: waves.as_stock(config)},
-        cells=[
-            replace(cell, rank=rank)
-            for rank, name in enumerate(GROUPS)
-            if not settings.only or name in settings.only
-            for cell in sizes.cells(name, settings.served)
-        ],
+        cells=found,
         rounds=settings.rounds,
     )
 
@@ -384,15 +351,12 @@ def render_report(record: RoundsRecord) -> str:
 
 def _knee(record: RoundsRecord, arm: str) -> str:
     """The highest rate that an arm serves; at least that where no higher one was measured."""
-    served = {
-        float(cell.removeprefix("rate ")): median(arms[arm]["requests_s"])
-        for cell, arms in record.cells.items()
-        if cell.startswith("rate ") and arm in arms
-    }
-    kept = [rate for rate, found in served.items() if found >= _SERVED * rate]
-    if not kept:
-        return f"below {min(served):g}"
-    return f"{'at least ' if max(kept) == max(served) else ''}{max(kept):g}"
+    cells = {float(c.split()[1]): arms for c, arms in record.cells.items() if c[:5] == "rate "}
+    tried = {rate: median(arms[arm]["requests_s"]) for rate, arms in cells.items() if arm in arms}
+    # The last requests end after the last arrival.
+    if served := [rate for rate, found in tried.items() if found >= _SERVED * rate]:
+        return f"{'at least ' if max(served) == max(tried) else ''}{max(served):g}"
+    return f"below {min(cells):g}"
 
 
 LOAD_REPORT = runner.RoundsExperiment(plan=load_plan, render=render_report, figures=report_figures)
