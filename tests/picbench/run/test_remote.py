@@ -109,31 +109,26 @@ def test_token_ids_are_sent_and_the_reply_is_measured() -> None:
         "stream_options": {"include_usage": True},
     }
     assert (reply.text, reply.output_tokens, reply.finish_reason) == ("yes", 2, "length")
-    assert reply.cached_tokens is None
     assert reply.tpot is not None
     assert reply.e2e == pytest.approx(reply.ttft + reply.tpot)
 
 
-@pytest.mark.parametrize("cached", [0, 3])
-def test_cached_tokens_are_read_also_where_there_are_none(cached: int) -> None:
+@pytest.mark.parametrize("cached", [None, 0, 3])
+def test_cached_tokens_are_read_also_where_there_are_none(cached: int | None) -> None:
     assert replies(served(CompletionServer(cached=cached)))[0].cached_tokens == cached
 
 
-def test_no_more_than_the_concurrency_are_in_flight_and_replies_are_in_order() -> None:
+@pytest.mark.parametrize(("concurrency", "arrivals"), [(2, None), (None, [0.0, 0.01])])
+def test_no_more_than_the_concurrency_are_in_flight_unless_they_arrive(
+    concurrency: int | None, arrivals: list[float] | None
+) -> None:
+    count = 2 if arrivals else 8
     server = CompletionServer(events=together(2))
     with connected(server) as remote:
         remote.ready()
-        replies(remote.run([request(n) for n in range(8)], 2))
+        result = remote.run([request(n) for n in range(count)], concurrency, arrivals)
     assert server.most == 2
-    assert sorted(body["prompt"][0] for body in server.bodies) == list(range(8))
-
-
-def test_requests_that_arrive_do_not_wait_for_each_other() -> None:
-    server = CompletionServer(events=together(4))
-    with connected(server) as remote:
-        remote.ready()
-        result = remote.run([request(n) for n in range(4)], None, [0.0, 0.01, 0.02, 0.03])
-    assert server.most == 4
+    assert sorted(body["prompt"][0] for body in server.bodies) == list(range(count))
     assert all(0 <= reply.late < reply.ttft for reply in replies(result))
 
 
@@ -277,8 +272,7 @@ def test_a_reply_may_have_what_others_end_lines_with(
 ) -> None:
     texts = ["a\u2028b", "c\x85", "\u2029d"]
     content = stream(texts, tokens=3, end=end)
-    reply = measure(monkeypatch, content, clock=[1.0, 2.0, 3.0, 4.0], arrived=1.0)
-    assert reply.text == "".join(texts)
+    assert measure(monkeypatch, content, clock=[1.0] * 4, arrived=1.0).text == "".join(texts)
 
 
 def test_a_server_has_a_name_an_address_and_options() -> None:
@@ -324,12 +318,10 @@ def test_anything_else_is_refused_by_the_fields_name(value: str) -> None:
         parse_endpoints(["other=http://h/v1", value], ["ours"])
 
 
-@pytest.mark.parametrize(
-    "url", ["http://me:secret@h/v1", "http://secret@h/v1", "http://h/v1?key=secret"]
-)
+@pytest.mark.parametrize("url", ["me:secret@h/v1", "secret@h/v1", "h/v1?key=secret"])
 def test_secrets_in_an_address_are_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError, match="OPENAI_API_KEY") as error:
-        parse_endpoints([f"a={url}"], [])
+        parse_endpoints([f"a=http://{url}"], [])
     assert "secret" not in str(error.value)
 
 
@@ -369,30 +361,32 @@ def test_counts_are_those_of_the_batch_and_of_all_engines() -> None:
     )
 
 
-def test_older_names_and_those_of_sglang_are_known() -> None:
-    older = parse_metrics(
-        "# TYPE vllm:gpu_prefix_cache_hits counter\n"
-        'vllm:gpu_prefix_cache_hits{model_name="m"} 5.0\n'
-        'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n'
-    )
-    assert older == {"hit_tokens": 5.0, "peak_kv_usage": 0.5}
-    sglang = parse_metrics(
-        'sglang:prompt_tokens_total{model_name="m"} 10.0\n'
-        'sglang:cached_tokens_total{cache_source="device"} 3.0\n'
-        'sglang:cached_tokens_total{cache_source="host"} 4.0\n'
-        'sglang:token_usage{model_name="m"} 0.75\n'
-    )
-    assert sglang == {"prompt_tokens": 10.0, "cached_tokens": 7.0, "peak_kv_usage": 0.75}
-
-
-def test_what_is_no_number_tells_nothing() -> None:
-    found = parse_metrics(
-        'vllm:kv_cache_usage_perc{engine="0"} NaN\n'
-        'vllm:kv_cache_usage_perc{engine="1"} 0.5\n'
-        "vllm:prompt_tokens_total +Inf\n"
-    )
-    assert found == {"peak_kv_usage": 0.5}
-    assert parse_metrics("vllm:kv_cache_usage_perc NaN\n") == {}
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            'vllm:gpu_prefix_cache_hits{model_name="m"} 5.0\n'
+            'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n',
+            {"hit_tokens": 5.0, "peak_kv_usage": 0.5},
+        ),
+        (
+            'sglang:prompt_tokens_total{model_name="m"} 10.0\n'
+            'sglang:cached_tokens_total{cache_source="device"} 3.0\n'
+            'sglang:cached_tokens_total{cache_source="host"} 4.0\n'
+            'sglang:token_usage{model_name="m"} 0.75',
+            {"prompt_tokens": 10.0, "cached_tokens": 7.0, "peak_kv_usage": 0.75},
+        ),
+        (
+            'vllm:kv_cache_usage_perc{engine="0"} NaN\nvllm:prompt_tokens_total +Inf\n'
+            'vllm:kv_cache_usage_perc{engine="1"} 0.5\n',
+            {"peak_kv_usage": 0.5},
+        ),
+        ("vllm:kv_cache_usage_perc NaN\n", {}),
+    ],
+    ids=["older", "sglang", "no numbers", "nothing"],
+)
+def test_metrics_are_known_by_their_names(text: str, found: dict[str, float]) -> None:
+    assert parse_metrics(text) == found
 
 
 def test_a_counter_that_begins_to_count_began_at_zero() -> None:
@@ -413,16 +407,13 @@ def test_a_counter_that_begins_to_count_began_at_zero() -> None:
         lambda server: "go_gc_duration_seconds 0.1\n",
         lambda server: '{"error": "no metrics"}',
         lambda server: "vllm:prompt_tokens_total many\n",
+        lambda server: None if server.bodies else vllm_metrics(server),
+        lambda server: f"vllm:prompt_tokens_total {9 - len(server.bodies)}.0\n",
     ],
-    ids=["no page", "empty", "others", "json", "broken"],
+    ids=["no page", "empty", "others", "json", "broken", "gone later", "set back"],
 )
 def test_a_server_without_known_metrics_counts_nothing(metrics: Metrics) -> None:
     assert counted(metrics) is None
-
-
-def test_a_page_that_goes_and_counters_that_are_set_back_count_nothing() -> None:
-    assert counted(lambda server: None if server.bodies else vllm_metrics(server)) is None
-    assert counted(lambda server: f"vllm:prompt_tokens_total {9 - len(server.bodies)}.0\n") is None
 
 
 @pytest.mark.parametrize(

@@ -116,37 +116,25 @@ def test_requests_that_do_not_fit_are_named_by_line(tmp_path: Path) -> None:
         replay(path, context=32)
 
 
-def test_a_run_takes_one_of_both() -> None:
-    for values in ({}, {"dataset": "musique", "requests": "r.jsonl"}):
-        with pytest.raises(ConfigError, match="either a data set or a request file"):
-            load_workload(parse_config({"algo": ("full",), **values}))
-
-
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("values", "said"),
     [
-        ("data", "rows.jsonl"),
-        ("columns", "squad"),
-        ("prompts", "p.json"),
-        ("grid", "1-2:3x4"),
-        ("chat", "on"),
-        ("drop", "lead"),
+        ({}, "either a data set or a request file"),
+        ({"dataset": "musique", "requests": "r.jsonl"}, "either a data set or a request file"),
+        ({"dataset": "hotpotqa", "arrivals": "uniform"}, "`arrivals` uniform: there is no rate"),
+        ({"requests": "r.jsonl", "data": "rows.jsonl"}, "`data` and `requests`: requests are"),
+        ({"requests": "r.jsonl", "columns": "squad"}, "`columns` and `requests`: requests are"),
+        ({"requests": "r.jsonl", "prompts": "p.json"}, "`prompts` and `requests`: requests are"),
+        ({"requests": "r.jsonl", "grid": "1-2:3x4"}, "`grid` and `requests`: requests are"),
+        ({"requests": "r.jsonl", "chat": "on"}, "`chat` and `requests`: requests are"),
+        ({"requests": "r.jsonl", "drop": "lead"}, "`drop` and `requests`: requests are"),
     ],
 )
-def test_requests_in_a_file_take_no_settings_of_data_sets(
-    tmp_path: Path, name: str, value: str
+def test_a_run_takes_a_data_set_or_a_file_with_its_own_settings(
+    values: dict[str, str], said: str
 ) -> None:
-    path = tmp_path / "requests.jsonl"
-    traffic(path)
-    with pytest.raises(ConfigError, match=f"`{name}` and `requests`: requests are replayed"):
-        replay(path, **{name: value})
-
-
-def test_nothing_arrives_without_a_rate() -> None:
-    with pytest.raises(ConfigError, match="`arrivals` uniform: there is no rate"):
-        load_workload(
-            parse_config({"algo": ("full",), "dataset": "hotpotqa", "arrivals": "uniform"})
-        )
+    with pytest.raises(ConfigError, match=said):
+        load_workload(parse_config({"algo": ("full",), **values}))
 
 
 def test_rows_of_a_data_set_can_arrive_on_their_own() -> None:

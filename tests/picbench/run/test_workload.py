@@ -74,28 +74,24 @@ def test_documents_are_for_arms_that_want_them(tmp_path: Path) -> None:
     assert "full does not know them either" in printed(dropped)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "context", "said"),
+    [
+        (5000, None, "5004 tokens of prompt and reply, a context of 4096"),
+        (1, 4097, "`context` 4097: testbed has a context of 4096"),
+    ],
+)
 def test_requests_that_no_context_holds_are_refused_before_they_are_tokenized(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, context: int | None, said: str
 ) -> None:
     """A text of 12 million tokens took the tokenizer 88 s and 5.6 GB."""
     path = tmp_path / "requests.jsonl"
     head = {"format": "picbench-requests", "version": 1, "dataset": "musique", "synthetic": True}
-    long = {"request": "r0", "max_tokens": 4, "parts": [{"text": "a", "tokens": [1] * 5000}]}
-    path.write_text("".join(json.dumps(line) + "\n" for line in (head, long)))
-    monkeypatch.setattr("picbench.workloads.models.load_tokenizer", lambda model: pytest.fail())
-    config = parse_config({"algo": ("full",), "requests": str(path), "model": "testbed"})
-    with pytest.raises(ConfigError, match="5004 tokens of prompt and reply, a context of 4096"):
-        load_workload(config)
-
-
-def test_requests_get_no_more_context_than_the_model_has(tmp_path: Path) -> None:
-    """An engine refused it, after it had started."""
-    path = tmp_path / "requests.jsonl"
-    head = {"format": "picbench-requests", "version": 1, "dataset": "synthetic", "synthetic": True}
-    line = {"request": "r0", "max_tokens": 4, "parts": [{"tokens": [1]}]}
+    line = {"request": "r0", "max_tokens": 4, "parts": [{"text": "a", "tokens": [1] * tokens}]}
     path.write_text("".join(json.dumps(line) + "\n" for line in (head, line)))
-    config = parse_config({"algo": ("full",), "requests": str(path), "context": 4097})
-    with pytest.raises(ConfigError, match="`context` 4097: testbed has a context of 4096"):
+    monkeypatch.setattr("picbench.workloads.models.load_tokenizer", lambda model: pytest.fail())
+    config = parse_config({"algo": ("full",), "requests": str(path), "context": context})
+    with pytest.raises(ConfigError, match=said):
         load_workload(config)
 
 
