@@ -30,6 +30,9 @@ Folder = Annotated[Path, "folder"]
 #: (k, n): the k-th of n shares, written ``1/2``.
 Share = Annotated[tuple[int, int], "share"]
 
+#: Two names with a comma between them.
+Pair = Annotated[tuple[str, str], "pair"]
+
 
 class SettingsModel(BaseModel):
     """Settings that nothing can be added to, and that do not change."""

@@ -63,11 +63,26 @@ class _Share(click.ParamType):  # type: ignore[type-arg]  # Older click has no a
         return share
 
 
+class _Pair(click.ParamType):  # type: ignore[type-arg]
+    """``A,B`` as (A, B)."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        names = tuple(name.strip() for name in value.split(","))
+        if len(names) != 2 or not all(names):
+            self.fail(f"{value!r}: not two names, like full,mepic", param, ctx)
+        return names
+
+
 FILE = Place(path_type=Path, dir_okay=False)
 FOLDER = Place(path_type=Path, file_okay=False)
 
 #: The types of fields that `picbench.settings` marks by a word.
-_MARKED: "Mapping[str, click.ParamType[Any]]" = {"file": FILE, "folder": FOLDER, "share": _Share()}
+_MARKED: "Mapping[str, click.ParamType[Any]]" = {
+    **{"file": FILE, "folder": FOLDER},
+    **{"share": _Share(), "pair": _Pair()},
+}
 
 QUIET = click.option(
     "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."

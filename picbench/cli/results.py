@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from picbench.cli.guard import CommandGroup, GuardedCommand
-from picbench.cli.options import FILE, RangeOfNumbers, style_of
+from picbench.cli.options import FILE, RangeOfNumbers, options_of, style_of
 
 REGRESSION, INCONCLUSIVE = 1, 5
 
@@ -19,39 +19,25 @@ _RUNS = click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.command(cls=GuardedCommand)
 @click.argument("before", metavar="RUN")
 @click.argument("after", metavar="[RUN]", required=False)
-@click.option(
-    "--arms",
-    metavar="BEFORE,AFTER",
-    show_default="each arm with the arm of the same name; in one run, full with each other arm",
-    help="Compare this arm of the first run with that arm of the second.",
-)
-@click.option(
-    "--margin",
-    type=_LOSS,
-    metavar="LOSS",
-    help="The acceptable loss of score, from 0 to 1: say whether the loss is smaller, with 95 % "
-    "confidence, and how many samples would decide it.",
-)
-@click.option(
-    "--allow-mismatch",
-    is_flag=True,
-    help="Compare runs of different settings or requests anyway, and say so in the output.",
-)
+@options_of("picbench.compare.comparison:ComparisonSettings")
 @style_of("text", "json", "markdown", "github", help="github: Markdown in the summary of the step.")
-@click.option("--seed", type=int, default=0, show_default=True, help="For resampling.")
-def compare(*, before: str, after: str | None, arms: str | None, style: str, **given: Any) -> int:
+def compare(*, before: str, after: str | None, style: str, **given: Any) -> int:
     """Compare two run directories, or two arms of one, sample by sample.
 
     Scores by differences, times by ratios, each with a 95 % interval over groups of samples that
     are not independent, and a p value adjusted for all tests made; counts exactly. Runs of other
     requests or settings are refused, with the fields that differ (exit 3).
     """
-    from picbench.compare.comparison import ComparisonSettings, compare_own_arms, compare_runs
-    from picbench.compare.formats import FORMATS
+    from picbench.compare.comparison import (
+        FORMATS,
+        ComparisonSettings,
+        compare_own_arms,
+        compare_runs,
+    )
     from picbench.store.provenance import write_step_summary
     from picbench.store.reader import read_run
 
-    settings = ComparisonSettings(_two(arms), **given)
+    settings = ComparisonSettings(**given)
     first = read_run(Path(before))
     if after is None:
         found = compare_own_arms(first, settings)
@@ -63,17 +49,6 @@ def compare(*, before: str, after: str | None, arms: str | None, style: str, **g
     else:
         click.echo(text.rstrip("\n"))
     return 0
-
-
-def _two(arms: str | None) -> tuple[str, str] | None:
-    from picbench.errors import ConfigError
-
-    if arms is None:
-        return None
-    names = [name.strip() for name in arms.split(",")]
-    if len(names) != 2 or not all(names):
-        raise ConfigError(f"`arms={arms}`: two arms are compared", hint="write full,mepic")
-    return names[0], names[1]
 
 
 @click.command(cls=GuardedCommand)

@@ -1,20 +1,33 @@
 """What a gate compares a run with: what it lets pass, and columns of every arm."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from math import exp, log
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    field_validator,
+)
+from typing_extensions import TypedDict
 
 from picbench.compare.arm import COUNTERS, RATES, TOTALS, MeasuredArm, measured_arms
-from picbench.compare.comparison import check_comparable, conditions_of, scored_conditions
+from picbench.compare.comparison import (
+    Conditions,
+    check_comparable,
+    conditions_of,
+    scored_conditions,
+)
 from picbench.errors import ConfigError, IncomparableRuns, InvalidRun, closest, first_refusal
 from picbench.files import write_whole
 from picbench.store.reader import Run
@@ -30,39 +43,41 @@ FOLDER, _SUFFIXES = Path("baselines"), (".json", ".yaml", ".yml")
 #: Relative times, and the milliseconds that they are made from.
 RELATIVE = {m.name: m.base for m in metrics_paired(Pairing.RATIO) if m.over_full and m.base}
 
-#: Counts that are checked where a baseline does not say, exactly.
-CHECKED = tuple(n for n in (*COUNTERS, *TOTALS) if METRICS[n].usual is not None)
+#: The metrics with a limit of their ratio: milliseconds, then relative times.
+TIME_METRICS = tuple(
+    metric.name for metric in sorted(metrics_paired(Pairing.RATIO), key=lambda m: m.over_full)
+)
 
-Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-#: A NaN would differ from nothing.
-_Finite = Annotated[float, Field(allow_inf_nan=False)]
+#: libyaml's classes where PyYAML was built with it: ten times as fast, and the same.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A NaN would differ from nothing.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class ScoreThreshold(_Model):
+class _Margin(TypedDict):
     """The loss of score, from 0 to 1, that is acceptable."""
 
-    margin: float = Field(gt=0, le=1)
+    margin: Annotated[float, Field(gt=0, le=1)]
 
 
-class TimeThreshold(_Model):
-    """The slowdown that is acceptable, as a ratio of geometric means."""
+class _Slowdown(TypedDict):
+    """The acceptable ratio of geometric means."""
 
-    ratio: float = Field(gt=1, allow_inf_nan=False)
+    ratio: Annotated[float, Field(gt=1)]
 
 
-class RateThreshold(_Model):
+class _Loss(TypedDict):
     """The part of a rate that may be lost."""
 
-    loss: float = Field(gt=0, lt=1)
+    loss: Annotated[float, Field(gt=0, lt=1)]
 
 
-def _if_given(threshold: object) -> bool:
-    return threshold is None
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class Thresholds(_Model):
@@ -72,15 +87,15 @@ class Thresholds(_Model):
     `counters` have relative tolerances; 0 is exact.
     """
 
-    score: ScoreThreshold | None = None
-    ttft_ms: TimeThreshold | None = None
-    tpot_ms: TimeThreshold | None = None
-    e2e_ms: TimeThreshold | None = None
-    ttft_vs_full: TimeThreshold | None = None
-    tpot_vs_full: TimeThreshold | None = None
-    goodput_req_s: RateThreshold | None = Field(default=None, exclude_if=_if_given)
-    throughput_tok_s: RateThreshold | None = Field(default=None, exclude_if=_if_given)
-    counters: Mapping[str, Tolerance] = Field(default_factory=dict)
+    score: _Margin | None = None
+    ttft_ms: _Slowdown | None = None
+    tpot_ms: _Slowdown | None = None
+    e2e_ms: _Slowdown | None = None
+    ttft_vs_full: _Slowdown | None = None
+    tpot_vs_full: _Slowdown | None = None
+    goodput_req_s: _Loss | None = Field(default=None, exclude_if=_is_none)
+    throughput_tok_s: _Loss | None = Field(default=None, exclude_if=_is_none)
+    counters: Mapping[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
 
     @field_validator("counters")
     @classmethod
@@ -93,35 +108,35 @@ class Thresholds(_Model):
     @property
     def times(self) -> dict[str, float]:
         """Acceptable slowdowns by metric."""
-        found = {name: getattr(self, name) for name in TIME_METRICS}
-        return {name: time.ratio for name, time in found.items() if time is not None}
+        return {name: limit["ratio"] for name in TIME_METRICS if (limit := getattr(self, name))}
 
     @property
     def rates(self) -> dict[str, float]:
         """Acceptable losses by metric."""
-        found = {name: getattr(self, name) for name in RATES}
-        return {name: rate.loss for name, rate in found.items() if rate is not None}
+        return {name: limit["loss"] for name in RATES if (limit := getattr(self, name))}
 
 
-#: The metrics with a `TimeThreshold`: milliseconds, then relative times.
-TIME_METRICS = tuple(
-    metric.name for metric in sorted(metrics_paired(Pairing.RATIO), key=lambda m: m.over_full)
-)
+def usual_thresholds(runs: Sequence[Mapping[str, MeasuredArm]]) -> Thresholds:
+    """Tight on scores, relative times and counts that all `runs` agree on, loose on milliseconds.
 
-
-def usual_thresholds(counters: Iterable[str], *, repeated: bool) -> Thresholds:
-    """Tight on `counters` and scores, tight on relative times, loose on milliseconds.
-
-    Milliseconds drift from run to run. How much is known of a baseline that is `repeated`; of a
-    single run it is not, and then they may double.
+    These drift from run to run. How much is known of several runs; of one it is not, and then they
+    may double.
     """
-    usual = {name: METRICS[name].usual for name in (SCORE, *TIME_METRICS)}
-    allowed = {name: both[repeated] for name, both in usual.items() if both is not None}
-    return Thresholds(
-        score=ScoreThreshold(margin=allowed.pop(SCORE)),
-        counters=dict.fromkeys(counters, 0.0),
-        **{name: TimeThreshold(ratio=ratio) for name, ratio in allowed.items()},  # type: ignore[arg-type]
-    )
+    usual = {n: both[len(runs) > 1] for n in (SCORE, *TIME_METRICS) if (both := METRICS[n].usual)}
+    margin = usual.pop(SCORE)
+    counters = {
+        name: 0.0
+        for name in (*COUNTERS, *TOTALS)
+        if METRICS[name].usual is not None
+        and all(
+            run[arm].counters.get(name) == first.counters.get(name)
+            and run[arm].totals.get(name) == first.totals.get(name)
+            for run in runs
+            for arm, first in runs[0].items()
+        )
+    }
+    limits = {name: {"ratio": ratio} for name, ratio in usual.items()}
+    return Thresholds.model_validate({"score": {"margin": margin}, "counters": counters, **limits})
 
 
 def with_relative_times(arms: Mapping[str, MeasuredArm]) -> dict[str, MeasuredArm]:
@@ -129,102 +144,24 @@ def with_relative_times(arms: Mapping[str, MeasuredArm]) -> dict[str, MeasuredAr
     full = arms.get(BASELINE)
     if full is None:
         return dict(arms)
-    return {
-        name: arm if arm is full else replace(arm, times={**arm.times, **_relative(arm, full)})
-        for name, arm in arms.items()
-    }
-
-
-def _relative(arm: MeasuredArm, full: MeasuredArm) -> dict[str, tuple[float | None, ...]]:
-    return {name: _over(arm, full, time) for name, time in RELATIVE.items()}
-
-
-def _over(arm: MeasuredArm, full: MeasuredArm, time: str) -> tuple[float | None, ...]:
-    base = dict(zip(full.samples, full.times[time], strict=True))
-    pairs = zip(arm.samples, arm.times[time], strict=True)
-    known = [(value, base.get(sample)) for sample, value in pairs]
-    return tuple(value / other if value and other else None for value, other in known)
-
-
-class BaselineArm(_Model):
-    """The columns of a `MeasuredArm`; without `clusters` every sample is its own.
-
-    Without `places` samples stand in the order of the run, as all do that were not repeated;
-    without `repeats` there was one, or the file is from before they were kept and counts as one.
-    `drift` is the standard deviation of the logarithm of mean times, and of rates, between the runs
-    that the baseline was made from, by metric; empty for a single run.
-    """
-
-    samples: tuple[str, ...]
-    rounds: tuple[int, ...]
-    prompts: tuple[str, ...]
-    outputs: tuple[str, ...]
-    scores: tuple[_Finite | None, ...]
-    times: Mapping[str, tuple[_Finite | None, ...]]
-    counters: Mapping[str, tuple[int, ...]]
-    totals: Mapping[str, _Finite]
-    clusters: tuple[str, ...] | None = None
-    places: tuple[int, ...] | None = Field(default=None, exclude_if=_if_given)
-    repeats: tuple[int, ...] | None = Field(default=None, exclude_if=_if_given)
-    drift: Mapping[str, _Finite] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _same_lengths(self) -> Self:
-        names = ("rounds", "prompts", "outputs", "scores", "clusters", "places", "repeats")
-        columns = {name: getattr(self, name) for name in names}
-        columns |= {f"times.{name}": column for name, column in self.times.items()}
-        columns |= {f"counters.{name}": column for name, column in self.counters.items()}
-        for name, column in columns.items():
-            if column is not None and len(column) != len(self.samples):
-                raise ValueError(f"{name} has {len(column)} values, samples {len(self.samples)}")
-        return self
-
-    @classmethod
-    def of(cls, arms: Sequence[MeasuredArm]) -> "BaselineArm":
-        """One arm from the same arm of several runs: times and rates are geometric means."""
-        first = arms[0]
-        rates = {name: [arm.totals[name] for arm in arms] for name in _shared_rates(arms)}
-        values = asdict(first) | {"times": {name: _merge(name, arms) for name in first.times}}
-        values["totals"] |= {name: exp(mean(map(log, found))) for name, found in rates.items()}
-        del values["name"]
-        if first.clusters == first.samples:
-            values["clusters"] = None
-        if len(set(first.places)) == len(first.places):
-            values["places"] = None
-        if not any(first.repeats):
-            values["repeats"] = None
-        return cls(**values, drift=_drift(arms))
-
-    def total(self, name: str) -> float | None:
-        """A count over all samples, or a rate; None where the arm does not have it."""
-        if name in self.counters:
-            return sum(self.counters[name])
-        return self.totals.get(name)
-
-    def measured(self, name: str) -> MeasuredArm:
-        """The arm as comparisons take it."""
-        count = len(self.samples)
-        filled = {
-            "name": name,
-            "clusters": self.clusters or self.samples,
-            "places": self.places or tuple(range(count)),
-            "repeats": self.repeats or (0,) * count,
-        }
-        return MeasuredArm(**self.model_dump(exclude={"drift"}) | filled)
-
-
-class BaselineConditions(_Model):
-    """See `Conditions`; `workload` names the arms' algorithms as well."""
-
-    workload: Mapping[str, Any]
-    hardware: Mapping[str, Any]
-    versions: Mapping[str, Any] = Field(default_factory=dict)
+    found = {}
+    for name, arm in arms.items():
+        times = dict(arm.times)
+        for relative, time in RELATIVE.items() if arm is not full else ():
+            base = dict(zip(full.samples, full.times[time], strict=True))
+            times[relative] = tuple(
+                value / other if value and (other := base.get(sample)) else None
+                for sample, value in zip(arm.samples, arm.times[time], strict=True)
+            )
+        found[name] = replace(arm, times=times)
+    return found
 
 
 class Baseline(_Model):
     """Thresholds, and what was measured in one or several `runs` of the same workload.
 
-    Scores and counts are those of the first run.
+    Scores and counts are those of the first run, times and rates geometric means. `conditions` name
+    the arms' algorithms as well.
     """
 
     baseline: int = SCHEMA
@@ -233,25 +170,59 @@ class Baseline(_Model):
     runs: int = Field(ge=1)
     metric: str
     thresholds: Thresholds
-    conditions: BaselineConditions
-    arms: Mapping[str, BaselineArm] = Field(min_length=1)
+    conditions: Conditions
+    arms: Mapping[str, MeasuredArm] = Field(min_length=1)
+
+    @field_validator("arms", mode="before")
+    @classmethod
+    def _filled(cls, arms: Any) -> Any:
+        """Add what files leave out: names, samples that are clusters, a single repeat."""
+        if not isinstance(arms, Mapping):
+            return arms
+        found = {}
+        for name, arm in arms.items():
+            if isinstance(arm, Mapping) and isinstance(arm.get("samples"), Sequence):
+                samples = arm["samples"]
+                usual = {"clusters": samples, "places": range(len(samples))}
+                usual["repeats"] = (0,) * len(samples)
+                arm = {"name": name, **arm, **{k: arm.get(k) or v for k, v in usual.items()}}
+            found[name] = arm
+        return found
+
+    @field_serializer("arms")
+    def _stored(self, arms: Mapping[str, MeasuredArm]) -> dict[str, dict[str, Any]]:
+        found = {}
+        for name, arm in arms.items():
+            values = asdict(arm)
+            clusters, places, repeats, drift = map(
+                values.pop, ("clusters", "places", "repeats", "drift")
+            )
+            del values["name"]
+            values["clusters"] = None if arm.clusters == arm.samples else clusters
+            if len({*places}) < len(places):
+                values["places"] = places
+            if any(repeats):
+                values["repeats"] = repeats
+            found[name] = values | {"drift": drift}
+        return found
 
 
 def make_baseline(runs: Sequence[Run], thresholds: Thresholds | None = None) -> Baseline:
     """A baseline from complete runs of the same workload, at least one.
 
-    Without `thresholds` they are the usual ones; counts that are not the same in all runs are
-    then left out. Raises InvalidRun for an incomplete run, IncomparableRuns for different ones,
-    ConfigError for a run that is named twice: it would say that nothing drifts between runs.
+    Without `thresholds` they are the usual ones. Raises InvalidRun for an incomplete run,
+    IncomparableRuns for different ones, ConfigError for a run that is named twice: it would say
+    that nothing drifts between runs.
     """
-    first, hint = runs[0], "save runs of one workload under one name"
-    places = [run.path.resolve() for run in runs]
-    for number, run in enumerate(runs):
-        if places[number] in places[:number]:
+    first, seen = runs[0], set[Path]()
+    for run in runs:
+        if run.path.resolve() in seen:
             raise ConfigError(f"`RUN` {run.path} is named twice", hint="name each run once")
+        seen.add(run.path.resolve())
     for run in runs:
         check_complete(run)
         names = str(first.path), str(run.path)
+        hint = "save runs of one workload under one name"
         check_comparable(scored_conditions(first), scored_conditions(run), names, hint=hint)
     arms = [with_relative_times(measured_arms(run)) for run in runs]
     for run, found in zip(runs, arms, strict=True):
@@ -260,30 +231,26 @@ def make_baseline(runs: Sequence[Run], thresholds: Thresholds | None = None) -> 
                 f"{first.path} has the arms {', '.join(arms[0])}, {run.path} {', '.join(found)}",
                 hint="save runs of the same arms",
             )
-    conditions = conditions_of(first.manifest)
     return Baseline(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         picbench=version("picbench"),
         runs=len(runs),
         metric=next(iter(first.summary.values())).score.metric,
-        thresholds=thresholds or usual_thresholds(_repeatable(arms), repeated=len(runs) > 1),
-        conditions=BaselineConditions(
-            workload=gate_workload(first),
-            hardware=conditions.hardware,
-            versions=conditions.versions,
-        ),
-        arms={name: BaselineArm.of([found[name] for found in arms]) for name in arms[0]},
+        thresholds=thresholds or usual_thresholds(arms),
+        conditions=gate_conditions(first),
+        arms={name: merge_arms([found[name] for found in arms]) for name in arms[0]},
     )
 
 
-def gate_workload(run: Run) -> dict[str, object]:
-    """What has to be the same in a run and its baseline, by field."""
+def gate_conditions(run: Run) -> Conditions:
+    """The conditions of a run, with the algorithms of its arms."""
+    found = conditions_of(run.manifest)
     algorithms = {
         f"arms.{name}.{field}": arm.get(field)
         for name, arm in run.manifest.get("arms", {}).items()
         for field in ("algorithm", "stock")
     }
-    return {**conditions_of(run.manifest).workload, **algorithms}
+    return replace(found, workload={**found.workload, **algorithms})
 
 
 def check_complete(run: Run) -> None:
@@ -293,51 +260,33 @@ def check_complete(run: Run) -> None:
         raise InvalidRun(f"{run.path} is {status}", hint="let it end, or run it again")
 
 
-def _merge(name: str, arms: Sequence[MeasuredArm]) -> tuple[float | None, ...]:
-    """Times of the first arm's samples, to a millionth of a ratio or of a second.
+def merge_arms(arms: Sequence[MeasuredArm]) -> MeasuredArm:
+    """One arm from the same arm of several runs.
 
-    None where a run has none.
+    Times are those of the first arm's samples, to a millionth of a ratio or of a second; None where
+    a run has none.
     """
-    columns = [dict(zip(arm.samples, arm.times[name], strict=True)) for arm in arms]
-    found = [[column.get(sample) for column in columns] for sample in arms[0].samples]
-    digits = 3 if name.endswith("_ms") else 6
-    return tuple(
-        round(exp(mean(log(time) for time in times if time)), digits) if all(times) else None
-        for times in found
-    )
-
-
-def _shared_rates(arms: Sequence[MeasuredArm]) -> list[str]:
-    return [name for name in RATES if all(arm.totals.get(name) for arm in arms)]
-
-
-def _drift(arms: Sequence[MeasuredArm]) -> dict[str, float]:
-    if len(arms) < 2:
-        return {}
+    first, times = arms[0], {}
+    totals = {name: float(total) for name, total in first.totals.items()}
     shared = set.intersection(*({*arm.samples} for arm in arms))
-    logs: dict[str, list[float]] = {}
-    for name in arms[0].times:
-        for arm in arms:
-            times = zip(arm.samples, arm.times[name], strict=True)
-            known = [log(time) for sample, time in times if time and sample in shared]
-            if known:
-                logs.setdefault(name, []).append(mean(known))
-    logs |= {name: [log(arm.totals[name]) for arm in arms] for name in _shared_rates(arms)}
-    return {name: round(stdev(found), 6) for name, found in logs.items() if len(found) == len(arms)}
-
-
-def _repeatable(runs: Sequence[Mapping[str, MeasuredArm]]) -> list[str]:
-    """The counts that all runs agree on."""
-    return [
-        name
-        for name in CHECKED
-        if all(
-            run[arm].counters.get(name) == first.counters.get(name)
-            and run[arm].totals.get(name) == first.totals.get(name)
-            for run in runs
-            for arm, first in runs[0].items()
+    logs = dict[str, list[float]]()
+    for name in first.times:
+        columns = [dict(zip(arm.samples, arm.times[name], strict=True)) for arm in arms]
+        digits = 3 if name.endswith("_ms") else 6
+        rows = [[column.get(sample) for column in columns] for sample in first.samples]
+        times[name] = tuple(
+            round(exp(mean(log(time) for time in row if time)), digits) if all(row) else None
+            for row in rows
         )
-    ]
+        known = [[log(t) for s, t in column.items() if t and s in shared] for column in columns]
+        if all(known):
+            logs[name] = [mean(of_run) for of_run in known]
+    for name in RATES:
+        if all(rates := [arm.totals.get(name, 0.0) for arm in arms]):
+            logs[name] = [log(rate) for rate in rates]
+            totals[name] = exp(mean(logs[name]))
+    drift = {name: round(stdev(found), 6) for name, found in logs.items()} if len(arms) > 1 else {}
+    return replace(first, times=times, totals=totals, drift=drift)
 
 
 def baseline_path(name: str) -> Path:
@@ -366,14 +315,20 @@ def read_baseline(name: str) -> Baseline:
         path = Path(name)
     try:
         text = path.read_text(encoding="utf-8-sig")
-        values = json.loads(text) if path.suffix == ".json" else _from_yaml(text)
+        is_json = path.suffix == ".json"
+        values = json.loads(text) if is_json else yaml.load(text, Loader=_LOADER)
     except OSError as error:
         names = [found for found, _ in list_baselines()]
         hint = closest(name, names) if names else "picbench baseline save makes one"
         raise ConfigError(f"`baseline` {path}: {error.strerror}", hint=hint) from error
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"`baseline` {path}: {error}", hint="save it again") from error
-    _check_schema(path, values)
+    schema = values.get("baseline") if isinstance(values, dict) else None
+    if schema is None:
+        raise ConfigError(f"`baseline` {path}: is no baseline", hint="save one from a run")
+    if schema != SCHEMA:
+        message = f"{path} has schema {schema}, this version reads {SCHEMA}"
+        raise InvalidRun(message, hint="save it again")
     try:
         return Baseline.model_validate(values)
     except ValidationError as error:
@@ -386,8 +341,11 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
     Raises ConfigError if it cannot be written; a file that was there before then stays.
     """
-    values = baseline.model_dump(mode="json", exclude_none=False)
-    text = _to_yaml(values) if path.suffix in (".yaml", ".yml") else _to_json(values)
+    values = baseline.model_dump(mode="json")
+    if path.suffix in (".yaml", ".yml"):
+        text = yaml.dump(values, Dumper=_DUMPER, sort_keys=False, width=1000)
+    else:
+        text = _to_json(values)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
@@ -395,40 +353,14 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         raise ConfigError(f"{path}: {error.strerror}", hint="name another file") from error
 
 
-def _check_schema(path: Path, values: object) -> None:
-    schema = values.get("baseline") if isinstance(values, dict) else None
-    if schema is None:
-        raise ConfigError(f"`baseline` {path}: is no baseline", hint="save one from a run")
-    if schema != SCHEMA:
-        raise InvalidRun(
-            f"{path} has schema {schema}, this version reads {SCHEMA}", hint="save it again"
-        )
-
-
-def _to_json(values: dict[str, Any]) -> str:
+def _to_json(values: Mapping[str, Any]) -> str:
     """Indented where people read and edit, each column of an arm on a line of its own."""
-    arms = values["arms"]
+    arms = []
+    for name, arm in values["arms"].items():
+        columns = (
+            f"      {json.dumps(column)}: {json.dumps(value, allow_nan=False)}"
+            for column, value in arm.items()
+        )
+        arms.append(f"    {json.dumps(name)}: {{\n" + ",\n".join(columns) + "\n    }")
     head = json.dumps({**values, "arms": None}, indent=2, allow_nan=False)
-    lines = ",\n".join(f"    {json.dumps(name)}: {_arm(arm)}" for name, arm in arms.items())
-    return head.removesuffix("null\n}") + "{\n" + lines + "\n  }\n}\n"
-
-
-def _arm(arm: dict[str, Any]) -> str:
-    columns = ",\n".join(
-        f"      {json.dumps(name)}: {json.dumps(value, allow_nan=False)}"
-        for name, value in arm.items()
-    )
-    return "{\n" + columns + "\n    }"
-
-
-def _to_yaml(values: dict[str, Any]) -> str:
-    return str(yaml.dump(values, Dumper=_fast("SafeDumper"), sort_keys=False, width=1000))
-
-
-def _from_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_fast("SafeLoader"))
-
-
-def _fast(name: str) -> Any:
-    """libyaml's class where PyYAML was built with it: ten times as fast, and the same."""
-    return getattr(yaml, f"C{name}", getattr(yaml, name))
+    return head.removesuffix("null\n}") + "{\n" + ",\n".join(arms) + "\n  }\n}\n"

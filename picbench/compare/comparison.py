@@ -1,15 +1,27 @@
-"""What two runs have to have in common before their numbers can be compared."""
+"""Runs that are compared, what they must have in common for that, and the formats of the answer."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from picbench.compare.arm import ArmComparison, MeasuredArm, compare_arms, measured_arms
+from rich.console import Console
+
+from picbench.compare.arm import (
+    ArmComparison,
+    Drift,
+    MeasuredArm,
+    MetricChange,
+    compare_arms,
+    measured_arms,
+)
 from picbench.errors import ConfigError, IncomparableRuns, closest
-from picbench.statistics.significance import holm
+from picbench.settings import Pair, SettingsModel, setting
+from picbench.statistics.intervals import FEW, Interval, Quantile
+from picbench.statistics.significance import Loss, holm
 from picbench.store.reader import Run
 from picbench.store.summary import BASELINE
+from picbench.tables.table import NOTHING, WIDTH, Column, Shown, Table, Value
 
 #: Settings that do not change what is asked of an engine. The requests that were made from named
 #: files are covered by the workload's fingerprint.
@@ -20,7 +32,6 @@ _NEUTRAL = {
 
 #: Of the workload, what the fingerprint of its requests does not cover.
 _WORKLOAD = ("fingerprint", "samples", "arrivals", "preloaded_chunks")
-_SIZES = ("pool", "context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,9 @@ class Mismatch:
     after: object
 
     def __str__(self) -> str:
-        return f"{self.field} is {_short(self.before)} and {_short(self.after)}"
+        sides = (str(self.before), str(self.after))
+        before, after = (side if len(side) <= 24 else f"{side[:12]}..." for side in sides)
+        return f"{self.field} is {before} and {after}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +57,9 @@ class Conditions:
     are what is compared, often.
     """
 
-    workload: Mapping[str, object]
-    hardware: Mapping[str, object]
-    versions: Mapping[str, object]
+    workload: Mapping[str, Any]
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, Any] = field(default_factory=dict)
 
 
 def conditions_of(manifest: Mapping[str, Any]) -> Conditions:
@@ -58,7 +71,7 @@ def conditions_of(manifest: Mapping[str, Any]) -> Conditions:
         workload={
             **{f"config.{name}": v for name, v in config.items() if name not in _NEUTRAL},
             **{f"workload.{name}": workload[name] for name in _WORKLOAD if name in workload},
-            **{f"sizes.{name}": sizes[name] for name in _SIZES if name in sizes},
+            **{f"sizes.{name}": sizes[name] for name in ("pool", "context") if name in sizes},
             **({"cache": manifest["cache"]} if "cache" in manifest else {}),
         },
         hardware={
@@ -75,11 +88,10 @@ def conditions_of(manifest: Mapping[str, Any]) -> Conditions:
 
 def scored_conditions(run: Run) -> Conditions:
     """The conditions of a run, with what its scores are now: it may have been scored anew."""
-    found = conditions_of(run.manifest)
-    if not run.summary:
-        return found
-    metric = next(iter(run.summary.values())).score.metric
-    return replace(found, workload={**found.workload, "summary.score.metric": metric})
+    found, workload = conditions_of(run.manifest), dict[str, Any]()
+    for arm in run.summary.values():
+        workload["summary.score.metric"] = arm.score.metric
+    return replace(found, workload={**found.workload, **workload})
 
 
 def mismatches(before: Mapping[str, object], after: Mapping[str, object]) -> list[Mismatch]:
@@ -109,19 +121,28 @@ def check_comparable(
     return found
 
 
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 24 else f"{text[:12]}..."
+class ComparisonSettings(SettingsModel):
+    """What to compare, and what to put up with; each field is an option of `picbench compare`."""
 
-
-@dataclass(frozen=True, slots=True)
-class ComparisonSettings:
-    """What to compare: two `arms`, None for all; the margin of scores; what to put up with."""
-
-    arms: tuple[str, str] | None = None
-    margin: float | None = None
-    allow_mismatch: bool = False
-    seed: int = 0
+    arms: Pair | None = setting(
+        None,
+        "Compare this arm of the first run with that arm of the second.",
+        metavar="BEFORE,AFTER",
+        shown="each arm with the arm of the same name; in one run, full with each other arm",
+    )
+    margin: float | None = setting(
+        None,
+        "The acceptable loss of score, from 0 to 1: say whether the loss is smaller, with 95 % "
+        "confidence, and how many samples would decide it.",
+        metavar="LOSS",
+        gt=0,
+        le=1,
+    )
+    allow_mismatch: bool = setting(
+        False,
+        "Compare runs of different settings or requests anyway, and say so in the output.",
+    )
+    seed: int = setting(0, "For resampling.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +163,6 @@ class RunComparison:
     mismatches: tuple[Mismatch, ...] = ()
     notes: tuple[str, ...] = ()
 
-    @property
-    def tests(self) -> int:
-        """How many p values were adjusted for one another."""
-        return sum(len(arm.metrics) for arm in self.arms)
-
 
 def compare_runs(before: Run, after: Run, settings: ComparisonSettings) -> RunComparison:
     """Compare two runs: each arm with the arm of the same name, or one arm of each.
@@ -154,49 +170,44 @@ def compare_runs(before: Run, after: Run, settings: ComparisonSettings) -> RunCo
     Raises IncomparableRuns for runs that did not measure the same, unless that is allowed.
     """
     states = scored_conditions(before), scored_conditions(after)
-    names = str(before.path), str(after.path)
-    found = check_comparable(*states, names, allow=settings.allow_mismatch)
+    names, allowed = (str(before.path), str(after.path)), settings.allow_mismatch
+    found = check_comparable(*states, names, allow=allowed)
     first, second = measured_arms(before), measured_arms(after)
-    if settings.arms is None:
-        pairs = [(first[name], second[name]) for name in first if name in second]
-    else:
+    hardware = mismatches(states[0].hardware, states[1].hardware)
+    notes = [f"times are of different hardware: {field}" for field in hardware]
+    if settings.arms is not None:
         one, other = settings.arms
-        pairs = [(_find(one, first, before.path), _find(other, second, after.path))]
+        pairs = [(_find(one, first, before), _find(other, second, after))]
+    else:
+        pairs = [(first[name], second[name]) for name in first if name in second]
     if not pairs:
         raise ConfigError(
             f"the runs have no arm in common: {', '.join(first)} and {', '.join(second)}",
             hint="name one of each in `arms`",
         )
-    hardware = mismatches(states[0].hardware, states[1].hardware)
-    notes = [
-        *(f"times are of different hardware: {field}" for field in hardware),
-        *_other_algorithms(before, after, pairs),
-    ]
+    for name in (one.name for one, other in pairs if one.name == other.name):
+        known = [run.manifest.get("arms", {}).get(name, {}) for run in (before, after)]
+        for word in ("algorithm", "stock"):
+            if known[0].get(word) != known[1].get(word):
+                notes.append(f"{name}: {word} is {known[0].get(word)} and {known[1].get(word)}")
     if settings.arms is None and (alone := {*first} ^ {*second}):
         notes.append(f"only in one of the runs: {', '.join(sorted(alone))}")
-    compared = [
-        compare_arms(
-            *pair,
-            margin=settings.margin,
-            apart=True,
-            allow_mismatch=settings.allow_mismatch,
-            seed=settings.seed,
-        )
-        for pair in pairs
-    ]
-    return _comparison(before, after, compared, settings, found, notes)
+    given: dict[str, Any] = {"margin": settings.margin, "seed": settings.seed}
+    arms = [compare_arms(*pair, apart=True, allow_mismatch=allowed, **given) for pair in pairs]
+    return _comparison(before, after, arms, settings, notes, found)
 
 
 def compare_own_arms(run: Run, settings: ComparisonSettings) -> RunComparison:
     """Compare arms of one run: the two that are named, or `full` with each of the others."""
     arms, notes = measured_arms(run), list[str]()
-    first = _find(settings.arms[0] if settings.arms else BASELINE, arms, run.path)
-    others = [settings.arms[1]] if settings.arms else [name for name in arms if name != BASELINE]
+    others = [name for name in arms if name != BASELINE]
+    name, *others = settings.arms or (BASELINE, *others)
+    first = _find(name, arms, run)
     if not others:
         raise ConfigError(f"{run.path} has a single arm", hint="name a second run")
-    found = [_find(name, arms, run.path) for name in others]
+    found = [_find(name, arms, run) for name in others]
     compared = [compare_in_run(first, arm, settings, notes) for arm in found]
-    return _comparison(run, run, compared, settings, (), notes)
+    return _comparison(run, run, compared, settings, notes)
 
 
 def compare_in_run(
@@ -217,8 +228,7 @@ def compare_in_run(
 
 def adjusted(arms: Sequence[ArmComparison]) -> tuple[ArmComparison, ...]:
     """The comparisons with p values adjusted for being several, over arms and metrics (Holm)."""
-    metrics = [metric for arm in arms for metric in arm.metrics]
-    raised = iter(holm([metric.p for metric in metrics]))
+    raised = iter(holm([metric.p for arm in arms for metric in arm.metrics]))
     return tuple(
         replace(arm, metrics=tuple(replace(metric, p=next(raised)) for metric in arm.metrics))
         for arm in arms
@@ -230,9 +240,18 @@ def _comparison(
     after: Run,
     compared: Sequence[ArmComparison],
     settings: ComparisonSettings,
-    found: Sequence[Mismatch],
-    notes: Sequence[str],
+    notes: list[str],
+    found: Sequence[Mismatch] = (),
 ) -> RunComparison:
+    for run in (before, after):
+        status = run.manifest.get("status")
+        if status != "complete":
+            notes.append(f"{run.path} is {status}: what it lacks is left out")
+        if run.manifest.get("workload", {}).get("synthetic"):
+            notes.append(f"{run.path}: the rows are synthetic")
+        for name, arm in run.summary.items():
+            if arm.provenance == "simulated":
+                notes.append(f"{run.path}: the numbers of {name} are simulated")
     score = next(iter(before.summary.values())).score
     return RunComparison(
         before=str(before.path),
@@ -242,33 +261,222 @@ def _comparison(
         settings=settings,
         arms=adjusted(compared),
         mismatches=tuple(found),
-        notes=tuple(dict.fromkeys([*notes, *_states(before), *_states(after)])),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _find(name: str, arms: Mapping[str, MeasuredArm], path: Path) -> MeasuredArm:
+def _find(name: str, arms: Mapping[str, MeasuredArm], run: Run) -> MeasuredArm:
     if name not in arms:
-        raise ConfigError(f"{path} has no arm {name}", hint=closest(name, arms))
+        raise ConfigError(f"{run.path} has no arm {name}", hint=closest(name, arms))
     return arms[name]
 
 
-def _states(run: Run) -> Iterator[str]:
-    status = run.manifest.get("status")
-    if status != "complete":
-        yield f"{run.path} is {status}: what it lacks is left out"
-    if run.manifest.get("workload", {}).get("synthetic"):
-        yield f"{run.path}: the rows are synthetic"
-    for name, arm in run.summary.items():
-        if arm.provenance == "simulated":
-            yield f"{run.path}: the numbers of {name} are simulated"
+#: Flipped samples that are listed; the JSON format has them all.
+FLIPS = 10
+
+#: Of the JSON document; it changes when a field goes or changes its meaning.
+SCHEMA = 1
+
+_LOSSES = {
+    Loss.WITHIN: "loses less than {:g}, with 95 % confidence",
+    Loss.BEYOND: "loses more than {:g}, with 95 % confidence",
+    Loss.UNKNOWN: "may lose more than {:g} or less",
+}
 
 
-def _other_algorithms(
-    before: Run, after: Run, pairs: Sequence[tuple[MeasuredArm, MeasuredArm]]
-) -> Iterator[str]:
-    """Arms of one name that are not the same algorithm, or not on the same engine."""
-    for first, second in pairs:
-        known = [run.manifest.get("arms", {}).get(first.name, {}) for run in (before, after)]
-        for field in ("algorithm", "stock"):
-            if first.name == second.name and known[0].get(field) != known[1].get(field):
-                yield (f"{first.name}: {field} is {known[0].get(field)} and {known[1].get(field)}")
+def metric_table(comparison: RunComparison, arm: ArmComparison) -> Table:
+    """Scores and times."""
+    head = ("metric", "before", "after", "change", "95 % interval", "p", "better/same/worse")
+    rows: list[Sequence[Value]] = []
+    for metric in arm.metrics:
+        change, ratio = metric.change, metric.change.ratio
+        pattern, ends = ("{:,.1f}", "{:.3f}") if ratio else ("{:.3f}", "{:+.4f}")
+        rows.append(
+            [
+                metric.name if ratio else metric.name.replace("score", comparison.metric, 1),
+                Shown(pattern.format(metric.before), metric.before),
+                Shown(pattern.format(metric.after), metric.after),
+                Shown(ends.format(change.value) + "x" * ratio, change.value),
+                _interval(change.interval, ends) + drift_words(metric),
+                Shown(_p(metric.p), metric.p),
+                Shown(f"{metric.wins}/{change.equal}/{metric.losses}", metric.wins - metric.losses),
+            ]
+        )
+    return Table("", [*map(Column, head)], rows)
+
+
+def _parts(comparison: RunComparison, arm: ArmComparison) -> Iterator[Table | str]:
+    """Metrics, quantiles, rates, counts that differ, samples that changed most; then notes."""
+    quantiles: list[Sequence[Value]] = [
+        [f"{of.name} p{100 * of.before.q:g}", _quantile(of.before), _quantile(of.after)]
+        for of in arm.quantiles
+    ]
+    rates: list[Sequence[Value]] = []
+    for rate in arm.rates:
+        change = f"{rate.after / rate.before:.3f}x" if rate.before else NOTHING
+        rates.append([rate.name, f"{rate.before:,.4g}", f"{rate.after:,.4g}", change])
+    counts: list[Sequence[Value]] = [
+        [count.name, f"{count.before:,g}", f"{count.after:,g}", count.samples]
+        for count in arm.counters
+        if not count.same
+    ]
+    flips = [[flip.sample, flip.before, flip.after] for flip in arm.flips[:FLIPS]]
+    if arm.metrics:
+        yield metric_table(comparison, arm)
+    for head, rows, digits in (
+        (("quantile", "before (95 %)", "after (95 %)"), quantiles, None),
+        (("rate of the arm", "before", "after", "change"), rates, None),
+        (("count", "before", "after", "samples that differ"), counts, None),
+        (("flipped sample", "before", "after"), flips, 3),
+    ):
+        if rows:
+            yield Table("", [Column(title, digits) for title in head], rows)
+    yield from arm_notes(comparison, arm)
+
+
+def _quantile(found: Quantile) -> str:
+    if found.value is None:
+        return f"n={found.count}, needs {found.needed}"
+    return f"{found.value:,.1f} ({_interval(found.interval, '{:,.1f}')})"
+
+
+def _interval(interval: Interval | None, pattern: str) -> str:
+    if interval is None:
+        return NOTHING
+    return f"{pattern.format(interval.low)} to {pattern.format(interval.high)}"
+
+
+def _p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def arm_notes(comparison: RunComparison, arm: ArmComparison) -> Iterator[str]:
+    """What the tables of an arm do not say."""
+    same = [counter.name for counter in arm.counters if counter.same]
+    if len(same) == len(arm.counters):
+        yield f"All {len(same)} counts are the same."
+    elif same:
+        yield f"The same: {', '.join(same)}."
+    if arm.repeatability.pairs:
+        answers = f"{arm.repeatability.differing} of {arm.repeatability.pairs} answers"
+        yield f"{answers} have other tokens."
+    if (more := len(arm.flips) - FLIPS) > 0:
+        yield f"{more} more samples flipped; the format json lists them."
+    for metric in arm.metrics:
+        yield from decision(metric, comparison)
+
+
+def decision(metric: MetricChange, comparison: RunComparison) -> Iterator[str]:
+    """What is known of a score: against the margin, and how many samples would say more."""
+    margin = comparison.settings.margin
+    if metric.change.ratio:
+        return
+    if metric.loss is not None and margin is not None:
+        unknown = metric.loss is Loss.UNKNOWN and metric.needed
+        more = f"; about {metric.needed:,} samples would decide" if unknown else ""
+        yield f"{metric.name}: {_LOSSES[metric.loss].format(margin)}{more}."
+    elif metric.needed and metric.needed > metric.change.pairs:
+        yield f"{metric.name}: about {metric.needed:,} samples for an interval of one point."
+    if metric.change.exact_p is not None:
+        yield f"{metric.name}: exact McNemar p {_p(metric.change.exact_p)}, unadjusted."
+
+
+def run_notes(comparison: RunComparison) -> Iterator[str]:
+    """What holds for all arms."""
+    metrics = [metric for arm in comparison.arms for metric in arm.metrics]
+    yield from (f"MISMATCH: {mismatch}" for mismatch in comparison.mismatches)
+    yield from comparison.notes
+    if not comparison.meaningful:
+        yield "Random or dummy weights: scores are not meaningful."
+    yield f"p: of no change, adjusted for {len(metrics)} tests (Holm)."
+    yield "Times: ratios of geometric means, over rounds of requests."
+    yield f"Intervals: BCa bootstrap; over up to {FEW} rounds or sets of documents Student's t."
+    sides = [side for arm in comparison.arms for q in arm.quantiles for side in (q.before, q.after)]
+    for repeats in sorted({quantile.repeats for quantile in sides if quantile.interval}):
+        yield f"Intervals of quantiles: {quantile_method(repeats)}."
+    if comparison.before != comparison.after:
+        yield (
+            "Times of separate runs also drift, which no interval here has in it: compare how arms "
+            "relate within each run."
+        )
+        return
+    alone = "one arm served all requests, then the next one."
+    if any(metric.drift is Drift.UNSEEN for metric in metrics):
+        yield (
+            f"Drift not included: {alone} If the machine got slower or faster meanwhile, these "
+            "ratios have that in them, but not their intervals and p; three repeats or more put it "
+            "there."
+        )
+    if repeated := {m.change.repeats for m in metrics if m.drift is Drift.REPEATS}:
+        few = " Two repeats say little of others: more make these narrower."
+        yield (
+            f"Over repeats: {alone} What the machine did meanwhile is in these intervals as far as "
+            f"it differs from repeat to repeat.{few if 2 in repeated else ''}"
+        )
+
+
+def drift_words(metric: MetricChange) -> str:
+    """What stands after the interval of a time whose two sides did not take turns; else nothing."""
+    if metric.drift is Drift.REPEATS:
+        return f", over {metric.change.repeats} repeats"
+    return ", drift not included" if metric.drift is Drift.UNSEEN else ""
+
+
+def quantile_method(repeats: int) -> str:
+    """How the intervals of quantiles are made, and what is not in them."""
+    if repeats < 2:
+        return (
+            "order statistics of the requests of one repeat; what else the machine does at another "
+            "time is not in them"
+        )
+    few = "; two repeats say little of others, so they are wide" if repeats == 2 else ""
+    return f"order statistics over requests, and Student's t over {repeats} repeats{few}"
+
+
+def _json(comparison: RunComparison) -> str:
+    """One line, with every flipped sample."""
+    settings = comparison.settings.model_dump()
+    document = {"schema": SCHEMA, **asdict(comparison), "settings": settings}
+    return json.dumps(document, allow_nan=False)
+
+
+def _written(comparison: RunComparison) -> Iterator[tuple[str, list[Table | str]]]:
+    """The heading of each arm, over which samples it is compared, and what follows."""
+    for arm in comparison.arms:
+        text = f"{arm.after} against {arm.before}: {arm.pairs} samples"
+        clusters = {metric.change.clusters for metric in arm.metrics if not metric.change.ratio}
+        if clusters and max(clusters) < arm.pairs:
+            text += f" in {max(clusters)} groups that share documents"
+        text += f", {arm.unpaired} without a partner" if arm.unpaired else ""
+        yield text, list(_parts(comparison, arm))
+
+
+def _markdown(comparison: RunComparison) -> str:
+    parts = [f"## {comparison.after} against {comparison.before}"]
+    for heading, found in _written(comparison):
+        tables = (part if isinstance(part, str) else part.markdown(right=1) for part in found)
+        parts += [f"### {heading}", *tables]
+    notes = "\n".join(f"- {note}" for note in run_notes(comparison))
+    return "\n\n".join([*parts, notes]) + "\n"
+
+
+def _text(comparison: RunComparison) -> str:
+    parts: list[str | Table] = []
+    if comparison.before != comparison.after:
+        parts.append(f"before: {comparison.before}\nafter:  {comparison.after}")
+    for heading, found in _written(comparison):
+        parts += [f"\n{heading}", *found]
+    console = Console(width=WIDTH, highlight=False, no_color=True)
+    with console.capture() as captured:
+        for part in (*parts, "", *run_notes(comparison)):
+            console.print(part, markup=False)
+    return captured.get()
+
+
+#: By the name that users give.
+FORMATS: Mapping[str, Callable[[RunComparison], str]] = {
+    "text": _text,
+    "json": _json,
+    "markdown": _markdown,
+    "github": _markdown,
+}

@@ -21,10 +21,10 @@ from picbench.compare.baseline import (
     RELATIVE,
     Baseline,
     check_complete,
-    gate_workload,
+    gate_conditions,
     with_relative_times,
 )
-from picbench.compare.comparison import conditions_of, mismatches
+from picbench.compare.comparison import mismatches
 from picbench.errors import IncomparableRuns
 from picbench.statistics.significance import Loss
 from picbench.store.provenance import annotation
@@ -73,9 +73,9 @@ class GateResult:
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = ()
 
-    def found(self, verdict: GateVerdict) -> tuple[Check, ...]:
-        """The checks with a verdict."""
-        return tuple(check for check in self.checks if check.verdict is verdict)
+    def found(self, *verdicts: GateVerdict) -> list[Check]:
+        """The checks with one of these verdicts."""
+        return [check for check in self.checks if check.verdict in verdicts]
 
     @property
     def verdict(self) -> GateVerdict:
@@ -90,32 +90,39 @@ def check_run(run: Run, baseline: Baseline, name: str) -> GateResult:
     for one of another workload or without an arm of the baseline.
     """
     check_complete(run)
-    found = mismatches(baseline.conditions.workload, gate_workload(run))
+    saved, now = baseline.conditions, gate_conditions(run)
     scored = {"metric": next(iter(run.summary.values())).score.metric}
-    found += mismatches({"metric": baseline.metric}, scored)
+    found = mismatches({**saved.workload, "metric": baseline.metric}, {**now.workload, **scored})
     if found:
         raise IncomparableRuns(
             f"{run.path} did not measure what {name} has: {'; '.join(map(str, found))}",
             hint="run the baseline's workload, or save a new baseline",
         )
-    arms = with_relative_times(measured_arms(run))
-    missing = [arm for arm in baseline.arms if arm not in arms]
-    if missing:
+    arms, limits = with_relative_times(measured_arms(run)), baseline.thresholds
+    if missing := [arm for arm in baseline.arms if arm not in arms]:
         raise IncomparableRuns(
             f"{run.path} lacks the arms {', '.join(missing)} of {name}",
             hint="run the arms of the baseline",
         )
-    hardware = mismatches(baseline.conditions.hardware, conditions_of(run.manifest).hardware)
-    checks = judge_arms(arms, baseline, times=not hardware)
-    notes = [f"times cannot be judged on different hardware: {field}" for field in hardware]
+    hardware, notes = mismatches(saved.hardware, now.hardware), []
     if more := [arm for arm in arms if arm not in baseline.arms]:
-        notes.insert(0, f"Not checked, as the baseline has no such arm: {', '.join(more)}.")
-    if baseline.runs == 1 and baseline.thresholds.times and not hardware:
+        notes.append(f"Not checked, as the baseline has no such arm: {', '.join(more)}.")
+    notes += [f"times cannot be judged on different hardware: {field}" for field in hardware]
+    if baseline.runs == 1 and limits.times and not hardware:
         notes.append("The baseline is from one run, so that drift between runs is unknown.")
-        if baseline.conditions.workload.get("workload.arrivals") is not None:
+        if saved.workload.get("workload.arrivals") is not None:
             notes.append("Arms of an open loop do not take turns: without `repeats` they drift.")
-    if lacking := list(_unknown(baseline)):
+    kept = baseline.arms.values()
+    known = {
+        **dict.fromkeys(
+            ["score"] if limits.score else [], any(s is not None for a in kept for s in a.scores)
+        ),
+        **{t: any(any(a.times.get(t, ())) for a in kept) for t in limits.times},
+        **{n: any(a.total(n) is not None for a in kept) for n in (*limits.rates, *limits.counters)},
+    }
+    if lacking := [metric for metric, is_known in known.items() if not is_known]:
         notes.append(f"Not checked, as the baseline has none: {', '.join(lacking)}.")
+    checks = judge_arms(arms, baseline, times=not hardware)
     return GateResult(str(run.path), name, checks, tuple(notes))
 
 
@@ -127,72 +134,61 @@ def judge_arms(
     Times are inconclusive unless `times` can be judged.
     """
     limits = baseline.thresholds
-    margin = limits.score.margin if limits.score else None
+    margin = limits.score["margin"] if limits.score else None
     compared = {
-        arm: compare_arms(saved.measured(arm), arms[arm], margin=margin, apart=True)
-        for arm, saved in baseline.arms.items()
+        name: compare_arms(saved, arms[name], margin=margin, apart=True)
+        for name, saved in baseline.arms.items()
     }
-    timed = [comparison.metric(n) for comparison in compared.values() for n in limits.times]
+    timed = [found.metric(time) for found in compared.values() for time in limits.times]
     tests = sum(metric is not None for metric in timed) + len(compared) * len(limits.rates)
+    # Of all tests together, an unchanged run fails one by this chance.
+    alpha = ALPHA / max(1, tests)
     return tuple(
-        Check(arm, *found)
-        for arm, comparison in compared.items()
-        for found in _ArmChecks(comparison, baseline, arms[arm], tests, times).found()
+        Check(name, *found)
+        for name, comparison in compared.items()
+        for found in _ArmChecks(comparison, baseline, arms[name], alpha, times).found()
     )
-
-
-def _unknown(baseline: Baseline) -> Iterator[str]:
-    """What has a threshold, and is in no arm of the baseline."""
-    arms, limits = baseline.arms.values(), baseline.thresholds
-    if limits.score and all(score is None for arm in arms for score in arm.scores):
-        yield "score"
-    yield from (t for t in limits.times if not any(any(arm.times.get(t, ())) for arm in arms))
-    for name in (*limits.rates, *limits.counters):
-        if all(arm.total(name) is None for arm in arms):
-            yield name
 
 
 #: Metric, verdict, value before and after, and message of a `Check`.
 _Found = tuple[str, GateVerdict, float, float | None, str]
 
 
+@dataclass(frozen=True, slots=True)
 class _ArmChecks:
-    """The checks of one arm, among `tests` of times and rates, if these can be judged."""
+    """The checks of one arm, each of a time or rate at level `alpha`, if these can be judged."""
 
-    def __init__(
-        self,
-        comparison: ArmComparison,
-        baseline: Baseline,
-        measured: MeasuredArm,
-        tests: int,
-        judges_times: bool,
-    ) -> None:
-        self._comparison, self._baseline, self._measured = comparison, baseline, measured
-        self._saved = baseline.arms[comparison.before]
-        # Of all tests together, an unchanged run fails one by this chance.
-        self._alpha, self._judges_times = ALPHA / max(1, tests), judges_times
+    comparison: ArmComparison
+    baseline: Baseline
+    measured: MeasuredArm
+    alpha: float
+    judges_times: bool
+
+    @property
+    def saved(self) -> MeasuredArm:
+        return self.baseline.arms[self.comparison.before]
 
     def found(self) -> Iterator[_Found]:
         """What the run lacks, which cannot pass; then counts, scores, times and rates."""
-        limits, unsure = self._baseline.thresholds, GateVerdict.INCONCLUSIVE
-        samples, pairs = len(self._saved.samples), self._comparison.pairs
+        limits, unsure = self.baseline.thresholds, GateVerdict.INCONCLUSIVE
+        samples, pairs = len(self.saved.samples), self.comparison.pairs
         if pairs < samples:
             message = f"{samples:,} in the baseline, {pairs:,} of them answered now"
             yield "samples", unsure, samples, pairs, message
         for name in limits.times:
-            expected, metric = self._expected(name), self._comparison.metric(name)
+            expected, metric = self._expected(name), self.comparison.metric(name)
             timed = metric.change.pairs if metric else 0
             if timed < expected:
                 message = f"measured of {expected:,} before, of {timed:,} of these now"
                 yield name, unsure, expected, timed, message
-        whole = {change.name: change for change in self._comparison.counters}
-        whole |= {change.name: change for change in self._comparison.rates}
+        whole = {change.name: change for change in self.comparison.counters}
+        whole |= {change.name: change for change in self.comparison.rates}
         for name, tolerance in limits.counters.items():
             if name in whole:
                 yield self._count(whole[name], tolerance)
-        for metric in self._comparison.metrics:
+        for metric in self.comparison.metrics:
             if not metric.change.ratio and limits.score:
-                yield self._score(metric, limits.score.margin)
+                yield self._score(metric, limits.score["margin"])
             elif metric.name in limits.times:
                 # A slowdown is a regression if it exceeds the limit and is no chance.
                 ratio, limit = metric.change.value, limits.times[metric.name]
@@ -200,10 +196,16 @@ class _ArmChecks:
                 yield self._beyond(metric, ratio, limit, self._reach(metric), message)
         for name, loss in limits.rates.items():
             if name in whole:
-                yield self._rate(whole[name], loss)
+                rate = whole[name]
+                # A loss is a regression if it exceeds the limit and several runs drift less.
+                slower = rate.before / rate.after if rate.after else inf
+                reach = self._noise(name, 0.0, 1.0) if name in self.saved.drift else None
+                message = f"{rate.before:,.4g} before, {rate.after:,.4g} now"
+                message += f", may lose {loss:.3g} of it"
+                yield self._beyond(rate, slower, 1 / (1 - loss), reach, message)
         # Remote servers count where told to.
         for name in (*limits.counters, *limits.rates):
-            before = self._saved.total(name)
+            before = self.saved.total(name)
             if name not in whole and before is not None:
                 yield name, unsure, before, None, f"{before:,g} before, not counted now"
 
@@ -212,10 +214,9 @@ class _ArmChecks:
 
         A reply of one token has no time per token, so there it takes the same reply as well.
         """
-        saved = self._saved
-        now = dict(zip(self._measured.samples, self._measured.outputs, strict=True))
+        saved, replies_differ = self.saved, name.startswith("tpot")
+        now = dict(zip(self.measured.samples, self.measured.outputs, strict=True))
         before = zip(saved.samples, saved.outputs, saved.times.get(name, ()), strict=False)
-        replies_differ = name.startswith("tpot")
         return sum(
             time is not None and sample in now and not (replies_differ and now[sample] != reply)
             for sample, reply, time in before
@@ -226,7 +227,7 @@ class _ArmChecks:
         same = counter.same if not tolerance else away <= tolerance * abs(counter.before)
         message = f"{counter.before:,g} before, {counter.after:,g} now"
         if counter.samples:
-            message += f", other in {counter.samples} of {self._comparison.pairs} samples"
+            message += f", other in {counter.samples} of {self.comparison.pairs} samples"
         verdict = GateVerdict.OK if same else GateVerdict.REGRESSION
         return counter.name, verdict, counter.before, counter.after, message
 
@@ -249,13 +250,6 @@ class _ArmChecks:
         message = f"{text}, {metric.wins} won, {metric.losses} lost; margin {margin:g}"
         return metric.name, verdict, metric.before, metric.after, message
 
-    def _rate(self, rate: CounterChange, loss: float) -> _Found:
-        """A loss is a regression if it exceeds what may be lost and several runs drift less."""
-        slower = rate.before / rate.after if rate.after else inf
-        reach = self._noise(rate.name, 0.0, 1.0) if rate.name in self._saved.drift else None
-        message = f"{rate.before:,.4g} before, {rate.after:,.4g} now, may lose {loss:.3g} of it"
-        return self._beyond(rate, slower, 1 / (1 - loss), reach, message)
-
     def _beyond(
         self,
         metric: MetricChange | CounterChange,
@@ -266,7 +260,7 @@ class _ArmChecks:
     ) -> _Found:
         """A ratio above its limit is a regression unless chance, up to `reach`, explains it."""
         verdict = GateVerdict.OK
-        if not self._judges_times:
+        if not self.judges_times:
             verdict = GateVerdict.INCONCLUSIVE
         elif ratio > limit:
             sure = reach is not None and log(ratio) > reach
@@ -283,7 +277,7 @@ class _ArmChecks:
         None where nothing says so: of a single cluster, and of relative times of arms that did not
         take turns, if neither repeats nor several saved runs tell how these drift apart.
         """
-        change, baseline = metric.change, self._baseline
+        change, baseline = metric.change, self.baseline
         # In an open loop one arm is served after the other.
         apart = baseline.conditions.workload.get("workload.arrivals") is not None
         untold = metric.name in RELATIVE and apart and change.repeats == baseline.runs == 1
@@ -293,29 +287,29 @@ class _ArmChecks:
 
     def _noise(self, name: str, error: float, freedom: float) -> float:
         """Of a standard error of samples, with its degrees of freedom, and of the runs' drift."""
-        runs = self._baseline.runs
-        within, drift = error**2, self._saved.drift.get(name, 0.0) ** 2 * (1 + 1 / runs)
+        runs = self.baseline.runs
+        within, drift = error**2, self.saved.drift.get(name, 0.0) ** 2 * (1 + 1 / runs)
         total = within + drift
         if not total:
             return 0.0
         # Welch's degrees of freedom: of the samples, and of the runs that drift is known from.
         both = total**2 / (within**2 / freedom + drift**2 / max(1, runs - 1))
-        return float(stats.t.isf(self._alpha, both)) * sqrt(total)
+        return float(stats.t.isf(self.alpha, both)) * sqrt(total)
 
 
 #: Of the JSON document.
 SCHEMA = 1
 
-_LEVELS = {GateVerdict.REGRESSION: "error", GateVerdict.INCONCLUSIVE: "warning"}
+#: What GitHub and JUnit call a verdict.
+_WORDS = {
+    GateVerdict.REGRESSION: ("error", "failure"),
+    GateVerdict.INCONCLUSIVE: ("warning", "skipped"),
+}
 
 
 def _text(result: GateResult) -> str:
     """A line for each check that is not ok, and the verdict."""
-    lines = [
-        f"{check.verdict.upper()} {check.arm} {check.metric}: {check.message}"
-        for check in result.checks
-        if check.verdict in _LEVELS
-    ]
+    lines = (f"{c.verdict.upper()} {c.arm} {c.metric}: {c.message}" for c in result.found(*_WORDS))
     return "\n".join([*lines, *result.notes, _verdict(result)])
 
 
@@ -327,9 +321,8 @@ def _json(result: GateResult) -> str:
 def _annotations(result: GateResult) -> str:
     """A workflow command for each check that is not ok."""
     return "\n".join(
-        annotation(_LEVELS[check.verdict], f"{check.arm} {check.metric}", check.message)
-        for check in result.checks
-        if check.verdict in _LEVELS
+        annotation(_WORDS[check.verdict][0], f"{check.arm} {check.metric}", check.message)
+        for check in result.found(*_WORDS)
     )
 
 
@@ -352,15 +345,21 @@ def _junit(result: GateResult) -> str:
         failures=str(len(result.found(GateVerdict.REGRESSION))),
         skipped=str(len(result.found(GateVerdict.INCONCLUSIVE))),
     )
-    tags = {GateVerdict.REGRESSION: "failure", GateVerdict.INCONCLUSIVE: "skipped"}
     for check in result.checks:
         case = ElementTree.SubElement(suite, "testcase", classname=check.arm, name=check.metric)
-        if check.verdict in tags:
-            ElementTree.SubElement(case, tags[check.verdict], message=check.message)
+        if check.verdict in _WORDS:
+            ElementTree.SubElement(case, _WORDS[check.verdict][1], message=check.message)
         else:
             ElementTree.SubElement(case, "system-out").text = check.message
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _verdict(result: GateResult) -> str:
+    order = (GateVerdict.OK, GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE)
+    counts = ((verdict, len(result.found(verdict))) for verdict in order)
+    found = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
+    return f"{result.run} against {result.baseline}: {found or 'nothing to check'}"
 
 
 #: What goes to stdout, by the name that users give.
@@ -370,10 +369,3 @@ FORMATS: Mapping[str, Callable[[GateResult], str]] = {
     "github": _annotations,
     "junit": _junit,
 }
-
-
-def _verdict(result: GateResult) -> str:
-    order = (GateVerdict.OK, GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE)
-    counts = [(verdict, len(result.found(verdict))) for verdict in order]
-    found = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
-    return f"{result.run} against {result.baseline}: {found or 'nothing to check'}"

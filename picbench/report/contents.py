@@ -9,8 +9,13 @@ import numpy as np
 
 from picbench.compare import arm as columns
 from picbench.compare.arm import ArmComparison, MeasuredArm, MetricChange
-from picbench.compare.comparison import ComparisonSettings, RunComparison, adjusted, compare_in_run
-from picbench.compare.formats import drift_words
+from picbench.compare.comparison import (
+    ComparisonSettings,
+    RunComparison,
+    adjusted,
+    compare_in_run,
+    drift_words,
+)
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.run.result import delay_lines

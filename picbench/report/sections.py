@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from picbench.compare import formats
+from picbench.compare import comparison as formats
 from picbench.compare.comparison import RunComparison
 from picbench.report.contents import RunContents, drop_at_most, ratio_ends, ratio_text, unseen_loss
 from picbench.statistics.intervals import Interval

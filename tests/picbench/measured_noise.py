@@ -5,6 +5,7 @@ other work kept busy, with the arms full, mepic, and full again (``full#2``) in 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,15 +13,14 @@ import numpy as np
 
 from picbench.compare.arm import MeasuredArm
 from picbench.compare.baseline import (
-    CHECKED,
     Baseline,
-    BaselineArm,
-    BaselineConditions,
     Thresholds,
+    merge_arms,
     read_baseline,
     usual_thresholds,
     with_relative_times,
 )
+from picbench.compare.comparison import Conditions
 
 FILE = Path(__file__).with_name("measured.json")
 
@@ -50,8 +50,7 @@ def possible_run(seed: int, size: int = 600, drift: float = 0.0) -> dict[str, Me
     slower = rng.normal(0, drift) if drift else 0.0
     rows = np.arange(size) % len(measured().arms["full"].samples)
     return {
-        name: _resampled(measured().arms[name].measured(name), rows, rng, slower)
-        for name in ("full", "mepic")
+        name: _resampled(measured().arms[name], rows, rng, slower) for name in ("full", "mepic")
     }
 
 
@@ -63,9 +62,9 @@ def save(runs: Sequence[dict[str, MeasuredArm]], thresholds: Thresholds | None =
         picbench="0.1.0",
         runs=len(runs),
         metric="f1",
-        thresholds=thresholds or usual_thresholds(CHECKED, repeated=len(runs) > 1),
-        conditions=BaselineConditions(workload={}, hardware={}),
-        arms={name: BaselineArm.of([run[name] for run in found]) for name in found[0]},
+        thresholds=thresholds or usual_thresholds(found),
+        conditions=Conditions(workload={}, hardware={}),
+        arms={name: merge_arms([run[name] for run in found]) for name in found[0]},
     )
 
 
@@ -75,27 +74,12 @@ def _resampled(
     rng: np.random.Generator,
     slower: float,
 ) -> MeasuredArm:
-    count = len(rows)
-    times = {}
+    drawn, times = arm.of_rows(list(rows)), {}
     for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
-        noise = rng.choice(residuals(name), count) / np.sqrt(2) + slower
-        values = [arm.times[name][row] for row in rows]
+        noise = rng.choice(residuals(name), len(rows)) / np.sqrt(2) + slower
         times[name] = tuple(
             None if value is None else value * float(np.exp(more))
-            for value, more in zip(values, noise, strict=True)
+            for value, more in zip(drawn.times[name], noise, strict=True)
         )
-    names = tuple(f"s{n}" for n in range(count))
-    return MeasuredArm(
-        name=arm.name,
-        samples=names,
-        clusters=names,
-        rounds=tuple(range(count)),
-        places=tuple(range(count)),
-        repeats=(0,) * count,
-        prompts=tuple(arm.prompts[row] for row in rows),
-        outputs=tuple(arm.outputs[row] for row in rows),
-        scores=tuple(arm.scores[row] for row in rows),
-        times=times,
-        counters={c: tuple(values[row] for row in rows) for c, values in arm.counters.items()},
-        totals=arm.totals,
-    )
+    names, count = tuple(f"s{n}" for n in range(len(rows))), tuple(range(len(rows)))
+    return replace(drawn, samples=names, clusters=names, rounds=count, places=count, times=times)

@@ -134,7 +134,7 @@ def test_other_requests_are_refused(one: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--arms", "full"), "--arms full: two arms"),
+        (("--arms", "full"), "'--arms': 'full': not two names"),
         (("--arms", "full,mepik"), "no arm mepik (did you mean 'mepic'?)"),
         (("--margin", "2"), "--margin"),
         (("--format", "html"), "--format"),

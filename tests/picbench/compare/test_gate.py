@@ -12,12 +12,10 @@ from picbench.compare.arm import RATES, MeasuredArm
 from picbench.compare.baseline import (
     TIME_METRICS,
     Baseline,
-    BaselineConditions,
-    ScoreThreshold,
     Thresholds,
-    TimeThreshold,
     with_relative_times,
 )
+from picbench.compare.comparison import Conditions
 from picbench.compare.gate import Check, GateVerdict, judge_arms
 from picbench.tables.metrics import Pairing, metrics_paired
 
@@ -126,7 +124,7 @@ def test_a_loss_that_few_samples_show_is_inconclusive() -> None:
 
 def test_a_sure_loss_within_the_margin_is_inconclusive() -> None:
     """Six of 400 lost are 1.5 points, sure to be a loss; it may be one of 2 points."""
-    saved = save([possible_run(1000, size=400)], Thresholds(score=ScoreThreshold(margin=0.02)))
+    saved = save([possible_run(1000, size=400)], Thresholds(score={"margin": 0.02}))
     checks = check(with_lost_answers(possible_run(0, size=400), 6), saved)
     assert found(checks, INCONCLUSIVE) == [("mepic", "score")]
     assert found(checks, REGRESSION) == []
@@ -138,7 +136,7 @@ def test_a_sure_loss_within_the_margin_is_inconclusive() -> None:
 def test_a_few_samples_may_all_lose_by_chance(size: int, verdict: GateVerdict) -> None:
     """Losses of the same size have an interval without a width."""
     before = replace(possible_run(0, size=size)["mepic"], scores=(1.0,) * size)
-    saved = save([{"mepic": before}], Thresholds(score=ScoreThreshold(margin=0.02)))
+    saved = save([{"mepic": before}], Thresholds(score={"margin": 0.02}))
     (found_check,) = check({"mepic": replace(before, scores=(0.5,) * size)}, saved)
     assert found_check.verdict is verdict
 
@@ -147,7 +145,7 @@ def test_of_one_document_nothing_is_known_but_that_nothing_changed() -> None:
     """A gain is as little known as a loss: samples of one document are a single cluster."""
     scores = (0.0, *(1.0,) * 19)
     before = replace(possible_run(0, size=20)["mepic"], scores=scores, clusters=("d",) * 20)
-    saved = save([{"mepic": before}], Thresholds(score=ScoreThreshold(margin=0.02)))
+    saved = save([{"mepic": before}], Thresholds(score={"margin": 0.02}))
     for after, verdict in ((scores, OK), ((1.0,) * 20, INCONCLUSIVE), ((0.0,) * 20, INCONCLUSIVE)):
         (found_check,) = check({"mepic": replace(before, scores=after)}, saved)
         assert found_check.verdict is verdict
@@ -173,9 +171,9 @@ def test_the_noise_of_a_time_by_hand(
     before = replace(before, times={"ttft_ms": (100.0,) * 16, "e2e_ms": (100.0,) * 16})
     slower = tuple(100.0 * factor * float(np.exp(0.1 * (1 + n // 4))) for n in range(16))
     runs = 3 if drift else 1
-    limit = TimeThreshold(ratio=1.05)
+    limit = {"ratio": 1.05}
     saved = save([{"mepic": before}] * runs, Thresholds(ttft_ms=limit, e2e_ms=limit))
-    known = saved.arms["mepic"].model_copy(update={"drift": {"ttft_ms": drift} if drift else {}})
+    known = replace(saved.arms["mepic"], drift={"ttft_ms": drift} if drift else {})
     saved = saved.model_copy(update={"arms": {"mepic": known}})
     after = replace(before, times={"ttft_ms": slower, "e2e_ms": (100.0,) * 16})
     ttft, e2e = check({"mepic": after}, saved)
@@ -189,8 +187,8 @@ def test_the_noise_of_a_time_by_hand(
 def test_noise_that_explains_everything_has_no_number() -> None:
     """Between two runs t has one degree of freedom: any drift reaches beyond all measure."""
     before = replace(possible_run(0, size=16)["mepic"], times={"ttft_ms": (100.0,) * 16})
-    saved = save([{"mepic": before}] * 2, Thresholds(ttft_ms=TimeThreshold(ratio=1.05)))
-    known = saved.arms["mepic"].model_copy(update={"drift": {"ttft_ms": 0.5}})
+    saved = save([{"mepic": before}] * 2, Thresholds(ttft_ms={"ratio": 1.05}))
+    known = replace(saved.arms["mepic"], drift={"ttft_ms": 0.5})
     saved = saved.model_copy(update={"arms": {"mepic": known}})
     [ttft] = check({"mepic": replace(before, times={"ttft_ms": (120.0,) * 16})}, saved)
     assert ttft.message == "1.200x, limit 1.05x, noise up to any factor"
@@ -252,7 +250,7 @@ def test_times_of_some_samples_that_are_missing_are_inconclusive(baseline: Basel
 
 def test_samples_that_are_not_answered_do_not_pass() -> None:
     """Whatever else is checked: here nothing is that a smaller run could fail."""
-    saved = save([possible_run(1000)], Thresholds(score=ScoreThreshold(margin=0.02)))
+    saved = save([possible_run(1000)], Thresholds(score={"margin": 0.02}))
     checks = check(possible_run(1000, size=590), saved)
     assert found(checks, INCONCLUSIVE) == [("full", "samples"), ("mepic", "samples")]
     assert checks[0].message == "600 in the baseline, 590 of them answered now"
@@ -284,7 +282,7 @@ def test_other_hardware_leaves_times_open(baseline: Baseline) -> None:
 
 
 def test_arms_of_an_open_loop_drift_apart_which_one_run_does_not_tell(baseline: Baseline) -> None:
-    conditions = BaselineConditions(workload={"workload.arrivals": {"requests": 9}}, hardware={})
+    conditions = Conditions(workload={"workload.arrivals": {"requests": 9}}, hardware={})
     run = slowed(possible_run(0), 1.2, "mepic")
     assert ("mepic", "ttft_vs_full") in found(check(run, baseline), REGRESSION)
     apart = check(run, baseline.model_copy(update={"conditions": conditions}))
@@ -296,9 +294,7 @@ def test_arms_of_an_open_loop_drift_apart_which_one_run_does_not_tell(baseline: 
 
 
 def test_only_what_has_a_threshold_is_checked() -> None:
-    thresholds = Thresholds(
-        score=ScoreThreshold(margin=0.02), e2e_ms=TimeThreshold(ratio=1.5), counters={"failed": 0}
-    )
+    thresholds = Thresholds(score={"margin": 0.02}, e2e_ms={"ratio": 1.5}, counters={"failed": 0})
     checks = check(possible_run(0), save([possible_run(1000)], thresholds))
     assert {c.metric for c in checks} == {"score", "e2e_ms", "failed"}
 

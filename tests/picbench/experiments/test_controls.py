@@ -77,7 +77,7 @@ def test_a_model_that_cannot_answer_has_nothing_to_lose() -> None:
 
 def twice() -> tuple[MeasuredArm, MeasuredArm]:
     """The arm full and the arm full, of one run."""
-    return measured().arms["full"].measured("full"), measured().arms[TWICE].measured(TWICE)
+    return measured().arms["full"], measured().arms[TWICE]
 
 
 def test_at_most_5_of_100_comparisons_over_200_requests_alarm() -> None:
