@@ -63,20 +63,24 @@ def parse_metrics(text: str) -> dict[str, float]:
                 found[sample.name.removesuffix("_total")].append(sample.value)
     told = {}
     for field, names in _METRICS.items():
-        values = next((found[name] for name in names if name in found), None)
-        if values is not None:
-            told[field] = max(values) if field == _USAGE else sum(values)
+        if name := next((name for name in names if name in found), None):
+            told[field] = max(found[name]) if field == _USAGE else sum(found[name])
     return told
 
 
-def _counted(scrapes: Sequence[Mapping[str, float]]) -> ServerCounts | None:
-    """What was counted from the first scrape to the last; None where one of them tells nothing."""
+def _counted(scrapes: Sequence[Mapping[str, float] | None]) -> ServerCounts | None:
+    """What was counted from the first scrape to the last; None where one of them failed.
+
+    A counter that is not there before it first counts begins at zero, as all of them may in a
+    server that has served nothing. A restart sets them back.
+    """
     before, after = scrapes[0], scrapes[-1]
-    # A counter with labels is not there before it first counts, and a restart sets all back.
-    grown = {n: round(now - before.get(n, 0)) for n, now in after.items() if n != _USAGE}
-    if not before or not after or any(count < 0 for count in grown.values()):
+    if before is None or not after:
         return None
-    usage = max((scrape[_USAGE] for scrape in scrapes if _USAGE in scrape), default=None)
+    grown = {n: round(now - before.get(n, 0)) for n, now in after.items() if n != _USAGE}
+    if any(count < 0 for count in grown.values()):
+        return None
+    usage = max((each[_USAGE] for each in scrapes if each and _USAGE in each), default=None)
     return ServerCounts(peak_kv_usage=usage, **grown)
 
 
@@ -103,8 +107,6 @@ class _Usage(pydantic.BaseModel):
 
 
 class _CompletionEvent(pydantic.BaseModel):
-    """An event of the stream; other fields than these are not read."""
-
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
@@ -146,10 +148,8 @@ async def stream_completion(
     if usage is None:
         raise ReplyError("the server sends no usage, as stream_options.include_usage asks for")
     if usage.prompt_tokens != prompt_tokens:
-        raise ReplyError(
-            f"the server counted {usage.prompt_tokens} prompt tokens where {prompt_tokens} were "
-            "sent: it is not the same prompt"
-        )
+        counted = f"the server counted {usage.prompt_tokens} prompt tokens"
+        raise ReplyError(f"{counted} where {prompt_tokens} were sent: it is not the same prompt")
     gaps = usage.completion_tokens - 1
     return ServedReply(
         text="".join(choice.text for choice in choices),
@@ -242,12 +242,9 @@ class RemoteServer:
     """
 
     def __init__(self, name: str, endpoint: Endpoint, load: Callable[[], Tokenizer]) -> None:
-        self._name = name
-        self._endpoint = endpoint
+        self._name, self._endpoint, self._model = name, endpoint, endpoint.model
         self._tokenizer = cache(load)
-        self._model = endpoint.model
-        self._takes_ids = True
-        self._has_metrics = True
+        self._takes_ids = self._has_metrics = True
         key = os.environ.get(KEY)
         self._runner = asyncio.Runner()
         self._client = httpx.AsyncClient(
@@ -292,10 +289,9 @@ class RemoteServer:
         try:
             response = await self._client.get("models", timeout=_QUICK)
         except httpx.HTTPError as error:
-            raise ConfigError(
-                f"{where} cannot be reached: {str(error) or type(error).__name__}",
-                hint="start it, or correct the address",
-            ) from error
+            said = str(error) or type(error).__name__
+            hint = "start it, or correct the address"
+            raise ConfigError(f"{where} cannot be reached: {said}", hint=hint) from error
         if response.status_code in (401, 403):
             raise ConfigError(
                 f"{where} refuses access: HTTP {response.status_code}",
@@ -315,7 +311,7 @@ class RemoteServer:
         version = None
         with suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
             version = str((await self._beside("version")).json()["version"])
-        self._has_metrics = bool(await self._scrape())
+        self._has_metrics = await self._scrape() is not None
         return {
             "url": self._endpoint.url,
             "model": self._model,
@@ -330,12 +326,12 @@ class RemoteServer:
         url = f"{self._endpoint.url.removesuffix('/v1')}/{name}"
         return (await self._client.get(url, timeout=_QUICK)).raise_for_status()
 
-    async def _scrape(self) -> dict[str, float]:
-        """Empty where the server does not answer with metrics: no request is to fail for it."""
+    async def _scrape(self) -> dict[str, float] | None:
+        """None where the server does not answer with metrics: no request is to fail for it."""
         if self._has_metrics:
             with suppress(httpx.HTTPError, ValueError):
                 return parse_metrics((await self._beside("metrics")).text)
-        return {}
+        return None
 
     async def _serve(
         self, requests: Sequence[Request], due: Sequence[float | None], at_once: int
@@ -394,11 +390,10 @@ class RemoteServer:
                 if error.status not in (400, 415, 422):
                     raise
                 refused = str(error)
-        text = find_text(tokens, self._tokenizer())
-        if text is None:
+        body["prompt"] = find_text(tokens, self._tokenizer())
+        if body["prompt"] is None:
             what = "the server takes no token ids, and no text has the prompt's ids"
             raise ReplyError(f"{what}: {refused}")
-        body["prompt"] = text
         reply = await stream_completion(self._client, body, len(tokens), arrived)
         self._takes_ids = False
         return reply

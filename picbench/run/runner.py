@@ -1,9 +1,8 @@
 """Runs experiments: cells of arms in rounds, interleaved, kept round by round, within a time.
 
 An experiment has engines, which are up at once, each in a process of its own, and cells. A round
-serves a cell: all of its arms in turn, another one first in each round. What was found is kept in a
-record after each round; a record in a file is continued by the next call, and several processes may
-add to it.
+serves a cell: all of its arms in turn, another one first in each round. A record keeps each round;
+one in a file is continued by the next call.
 """
 
 import json
@@ -25,7 +24,7 @@ from picbench.engines.request import Chunk, Text
 from picbench.errors import PicBenchError
 from picbench.files import write_json
 from picbench.run.measurements import InRounds, Measured, Outcome, Served
-from picbench.run.server import Server, launch
+from picbench.run.server import Server
 from picbench.store import provenance
 from picbench.tables import page as pages
 from picbench.workloads import models
@@ -34,12 +33,10 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Measured)
 R = TypeVar("R", bound=InRounds)
 
-#: Starts the process of an engine: its name, its settings, its log.
-Launcher = Callable[[str, EngineConfig, Path], Server]
-
-#: Engines that are up, by name, and what each is.
+#: Engines that are up, by name, what each is, and what starts one that writes to a log.
 Engines = Mapping[str, Server]
 Described = Mapping[str, Mapping[str, object]]
+Launcher = Callable[[str, EngineConfig, Path], Server]
 
 #: From an engine and a name that no other round has to figures by name. It runs in the engine's
 #: process, so it must be a function of a module.
@@ -47,9 +44,6 @@ Measure = Callable[[Engine, str], Mapping[str, float]]
 
 #: Shows a line.
 Say = Callable[[str], object]
-
-#: Figures of rounds by arm and name.
-Found = dict[str, dict[str, list[Any]]]
 
 #: The exit code where rounds are left.
 UNFINISHED = 4
@@ -73,7 +67,7 @@ def started_engines(
     with TemporaryDirectory(prefix="picbench-") as logs:
         try:
             for name, config in configs.items():
-                engines[name] = (launcher or launch)(name, config, Path(logs) / f"{name}.log")
+                engines[name] = (launcher or Server)(name, config, Path(logs) / f"{name}.log")
             yield engines, {name: engine.ready() for name, engine in engines.items()}
             end = "close"
         finally:
@@ -181,6 +175,10 @@ class TimeBudget:
         """Correct expectations."""
         self._expected += expected
         self._took += took
+
+
+#: Figures of rounds by arm and name.
+Found = dict[str, dict[str, list[Any]]]
 
 
 class CellRecord(Protocol):

@@ -5,7 +5,6 @@ PARENT the process id of the parent.
 """
 
 import ctypes
-import operator
 import os
 import re
 import signal
@@ -14,21 +13,20 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
 from picbench.engines.request import Request, Result
 from picbench.errors import EngineError, PicBenchError
 from picbench.store.provenance import arm_environment
 from picbench.store.records import Failure, GroupResult
-
-if TYPE_CHECKING:
-    from picbench.engines.engine import Engine
 
 #: When requests are sent, in seconds from their group's start; None: as soon as there is room.
 Arrivals = Sequence[float] | None
@@ -38,18 +36,18 @@ _GRACE = 20.0
 
 
 class Server:
-    """The parent's side of an arm's process, whose output goes to `log`.
+    """The parent's side of an arm's process, which builds an `engine`; its output goes to `log`.
 
     The process leads a session: the terminal's Ctrl-C reaches the parent alone, and the parent
     can end the engine together with every process that it started. All methods raise EngineError
-    when the engine is gone.
+    when the engine is gone. It also goes when it cannot measure a group or drop its cache: nothing
+    is known of what it would compute next.
     """
 
-    def __init__(
-        self, name: str, build: Callable[[], AbstractContextManager["Engine"]], log: Path
-    ) -> None:
-        self._name = name
-        self._log = log
+    engine: ClassVar[type[Engine]] = Engine
+
+    def __init__(self, name: str, config: EngineConfig, log: Path) -> None:
+        self._name, self._log = name, log
         self._connection, theirs = Pipe()
         ends = str(theirs.fileno()), str(os.getpid())
         with theirs, log.open("ab") as output:
@@ -62,7 +60,7 @@ class Server:
                 start_new_session=True,
                 env=arm_environment(),
             )
-        self._send(build)
+        self._send(partial(self.engine, config))
 
     def ready(self) -> Mapping[str, object]:
         """Wait until the engine is up; return what it is. Raises EngineError if it cannot start."""
@@ -73,15 +71,16 @@ class Server:
         self, requests: Sequence[Request], concurrency: int | None, arrivals: Arrivals = None
     ) -> GroupResult:
         """Run a group; see `run_group`."""
-        result: GroupResult = self.call(partial(run_group, requests, concurrency, arrivals))
+        group = partial(run_group, requests, concurrency, arrivals)
+        result: GroupResult = self._call_or_end(group)
         return result
 
     def reset(self) -> None:
         """Drop all cached KV."""
-        self.call(operator.methodcaller("reset"))
+        self._call_or_end(methodcaller("reset"))
 
     def call(self, function: Callable[[Any], Any]) -> Any:
-        """Call a function with the engine, in the engine's process."""
+        """Call a function with the engine, in the engine's process; its error is raised here."""
         self._send(function)
         return self._receive()
 
@@ -102,6 +101,13 @@ class Server:
         self._process.wait()
         self._connection.close()
 
+    def _call_or_end(self, function: Callable[[Any], Any]) -> Any:
+        try:
+            return self.call(function)
+        except PicBenchError:
+            self._send(None)
+            raise
+
     def _wait(self, seconds: float) -> int | None:
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
@@ -116,15 +122,14 @@ class Server:
         try:
             answer = self._connection.recv()
         except (EOFError, ConnectionResetError):
-            answer = self._end()
+            answer = self._how_it_ended()
         if isinstance(answer, PicBenchError):
             error = type(answer)(f"arm {self._name}: {answer.message}", hint=answer.hint)
             error.add_note(log_tail(self._log, lines=30))
             raise error
         return answer
 
-    def _end(self) -> EngineError:
-        """How the process ended, and its last words."""
+    def _how_it_ended(self) -> EngineError:
         code = self._wait(_GRACE)
         if code is None:
             end = "closed its connection"
@@ -137,11 +142,6 @@ class Server:
         return EngineError(": ".join(words), hint=f"{hint}; `debug` shows its log")
 
 
-def launch(name: str, config: EngineConfig, log: Path) -> Server:
-    """Start the process of an arm called `name`; see Server."""
-    return Server(name, partial(_open_engine, config), log)
-
-
 def log_tail(log: Path, lines: int) -> str:
     """The last lines of a log that are not blank, without colours; empty if there is no log."""
     if not log.exists():
@@ -150,31 +150,28 @@ def log_tail(log: Path, lines: int) -> str:
     return "\n".join([line.strip() for line in text.splitlines() if line.strip()][-lines:])
 
 
-def _open_engine(config: EngineConfig) -> AbstractContextManager["Engine"]:
-    """The real engine; vLLM is imported here, hence only in the arm's process."""
-    from picbench.engines.engine import Engine
-
-    return Engine(config)
-
-
 def run_group(
-    requests: Sequence[Request], concurrency: int | None, arrivals: Arrivals, engine: "Engine"
+    requests: Sequence[Request], concurrency: int | None, arrivals: Arrivals, engine: Engine
 ) -> GroupResult:
     """Run a group under a fresh ledger, at most `concurrency` at a time or at `arrivals` (seconds).
 
     After a failure, each request is run again alone, to find out which ones fail.
     """
+
+    def serve(some: Sequence[Request], **pace: Any) -> Sequence[Result | Failure]:
+        try:
+            return engine.generate(some, **pace)
+        except Exception as error:
+            return [Failure(str(_portable(error)))] * len(some)
+
     engine.measure()
     engine.watch_compilations()
     before, times, evicted = engine.moved, engine.step_times, engine.evictions
     started = time.perf_counter()
-    outcomes: Sequence[Result | Failure]
-    clean = True
-    try:
-        outcomes = engine.generate(requests, concurrency=concurrency, arrivals=arrivals)
-    except Exception as error:
-        clean, failure = False, Failure(str(_portable(error)))
-        outcomes = [_alone(one, engine) for one in requests] if len(requests) > 1 else [failure]
+    outcomes = serve(requests, concurrency=concurrency, arrivals=arrivals)
+    clean = not any(isinstance(outcome, Failure) for outcome in outcomes)
+    if not clean and len(requests) > 1:
+        outcomes = [serve([request], concurrency=1)[0] for request in requests]
     busy = time.perf_counter() - started
     moved = {}
     for tier, (loaded, stored) in engine.moved.items():
@@ -192,13 +189,6 @@ def run_group(
     )
 
 
-def _alone(request: Request, engine: "Engine") -> Result | Failure:
-    try:
-        return engine.generate([request], concurrency=1)[0]
-    except Exception as error:
-        return Failure(str(_portable(error)))
-
-
 def _portable(error: Exception) -> PicBenchError:
     """Log an error; what another process can unpickle of it: foreign ones become EngineError."""
     traceback.print_exception(error)
@@ -207,17 +197,16 @@ def _portable(error: Exception) -> PicBenchError:
     return EngineError(f"{type(error).__name__}: {error}")
 
 
-def end_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent is killed; Linux alone can.
+def _end_with_parent(parent: int) -> None:
+    """Have the kernel end this process when its parent, of that process id, is killed; on Linux.
 
-    An engine that computes for no one holds memory and cores that the next one needs. `parent` is
-    the parent's process id: it may be gone already.
+    An engine that computes for no one holds memory and cores that the next one needs.
     """
     if sys.platform != "linux":
         return
     pr_set_pdeathsig = 1  # From linux/prctl.h.
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # It is gone already.
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -248,5 +237,5 @@ def _serve(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    end_with_parent(int(sys.argv[2]))
+    _end_with_parent(int(sys.argv[2]))
     _serve(Connection(int(sys.argv[1])))

@@ -21,7 +21,7 @@ from picbench.run.cache_state import summarise_cache
 from picbench.run.job import Job, changed, gpu_memory
 from picbench.run.remote import RemoteServer
 from picbench.run.schedule import Progress, Rounds
-from picbench.run.server import launch
+from picbench.run.server import Server
 from picbench.run.workload import Workload, load_workload
 from picbench.settings import RunConfig
 from picbench.store import provenance
@@ -186,7 +186,7 @@ class Services:
     """
 
     load: Callable[[RunConfig], Workload] = load_workload
-    launch: Launch = launch
+    launch: Launch = Server
     memory: Callable[[int], int | None] = gpu_memory
     files: Callable[[Path], Iterator[str]] | None = None
 

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from harness_fakes import FakeEngine
 
+from picbench.engines.config import EngineConfig
 from picbench.run.server import Server
 
 
@@ -27,6 +28,7 @@ class BusyEngine(FakeEngine):
 if __name__ == "__main__":
     from busy_engine import BusyEngine as Engine  # By a name that its process can import.
 
-    server = Server("mepic", Engine, Path(sys.argv[1]))
+    Server.engine = Engine  # type: ignore[assignment]
+    server = Server("mepic", EngineConfig("m"), Path(sys.argv[1]))
     print(server.ready()["pid"], flush=True)
     server.reset()

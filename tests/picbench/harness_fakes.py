@@ -264,6 +264,15 @@ class StuckEngine(FakeEngine):
             raise EngineError("requests hold blocks")
 
 
+class UncountedEngine(FakeEngine):
+    """Loses its device once, in a group that has been served, and does not notice."""
+
+    def watch_compilations(self) -> None:
+        super().watch_compilations()
+        if self.calls.count("watch_compilations") == 2:
+            raise RuntimeError("device lost")
+
+
 class RefusingEngine(FakeEngine):
     """Cannot serve the model."""
 

@@ -335,7 +335,7 @@ def test_page_and_numbers_are_written(
         engine_speed, "time_replies", lambda *_, **__: {k: v for k, [v] in timed.items()}
     )
     settings = DecodePlanned(model="shape:tiny", rounds=4, commit="abc", output=tmp_path)
-    monkeypatch.setattr("picbench.run.runner.launch", LocalLauncher())
+    monkeypatch.setattr("picbench.run.runner.Server", LocalLauncher())
     found = measure_decode_cost(settings, [SMALL])
     assert (found.page, found.code) == ((tmp_path / "decode.md").read_text(), code)
     written = json.loads((tmp_path / "decode.json").read_text())

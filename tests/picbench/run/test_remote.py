@@ -399,6 +399,17 @@ def test_a_counter_that_begins_to_count_began_at_zero() -> None:
     assert (found.preemptions, found.cached_tokens) == (2, None)
 
 
+def test_a_server_that_has_served_nothing_may_have_no_counters_yet() -> None:
+    """As SGLang's: its first batch is counted all the same."""
+
+    def fresh(server: CompletionServer) -> str:
+        tokens = sum(len(body["prompt"]) for body in server.bodies)
+        counters = f"sglang:prompt_tokens_total {tokens}.0\n" if server.bodies else ""
+        return f"go_gc_duration_seconds 0.1\n{counters}"
+
+    assert counted(fresh) == ServerCounts(prompt_tokens=8)
+
+
 @pytest.mark.parametrize(
     "metrics",
     [
@@ -408,9 +419,10 @@ def test_a_counter_that_begins_to_count_began_at_zero() -> None:
         lambda server: '{"error": "no metrics"}',
         lambda server: "vllm:prompt_tokens_total many\n",
         lambda server: None if server.bodies else vllm_metrics(server),
+        lambda server: vllm_metrics(server) if server.bodies else None,
         lambda server: f"vllm:prompt_tokens_total {9 - len(server.bodies)}.0\n",
     ],
-    ids=["no page", "empty", "others", "json", "broken", "gone later", "set back"],
+    ids=["no page", "empty", "others", "json", "broken", "gone later", "there later", "set back"],
 )
 def test_a_server_without_known_metrics_counts_nothing(metrics: Metrics) -> None:
     assert counted(metrics) is None

@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -244,32 +244,27 @@ def test_an_error_where_nothing_is_resumed_ends_all() -> None:
     assert {server.ended for server in launcher.servers} == {"killed"}
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Server]]:
-    """Processes of fake engines; none is left after the test."""
-    folder = str(Path(__file__).parents[1])  # The child process must find the fakes.
-    path = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{path}" if path else folder)
-    found: list[Server] = []
-    yield found
-    assert all(server._process.poll() is not None for server in found)
-
-
 @pytest.mark.parametrize(
     ("end", "said"),
     [(gone, "one: the engine's process ended with exit code 9"), (wrong, "one: ValueError: not x")],
 )
 def test_an_engine_that_fails_is_named_and_none_is_left(
-    started: list[Server], end: Any, said: str
+    monkeypatch: pytest.MonkeyPatch, end: Any, said: str
 ) -> None:
-    def begin(name: str, config: EngineConfig, log: Path) -> Server:
-        started.append(Server(name, FakeEngine, log))
+    # The child process must find the fake engine.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+    monkeypatch.setattr(Server, "engine", FakeEngine)
+    started: list[Server] = []
+
+    def begin(*given: Any) -> Server:
+        started.append(Server(*given))
         return started[-1]
 
     made = interleaved("r", {}, TWO, {"x": end}, 2)
     with pytest.raises(EngineError, match=said):
         run(made, RoundsRecord(), lambda _: None, launcher=begin)
     assert len(started) == 2
+    assert all(server._process.poll() is not None for server in started)
 
 
 @pytest.mark.engine
@@ -285,7 +280,7 @@ def test_an_engine_that_cannot_start_says_why(llama: Path) -> None:
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("picbench.run.runner.launch", LocalLauncher())
+    monkeypatch.setattr("picbench.run.runner.Server", LocalLauncher())
 
 
 ONE_CALL = Experiment(

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,13 @@ from harness_fakes import (
     FakeEngine,
     RefusingEngine,
     StuckEngine,
+    UncountedEngine,
     make_sample,
 )
 
+from picbench.engines.config import EngineConfig
 from picbench.engines.request import Result
-from picbench.errors import ConfigError, EngineError
+from picbench.errors import ConfigError, EngineError, PicBenchError
 from picbench.run.schedule import to_request
 from picbench.run.server import Server, log_tail, run_group
 from picbench.store.provenance import arm_environment, collect
@@ -36,7 +39,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     servers: list[Server] = []
 
     def begin(engine: type[FakeEngine]) -> Server:
-        servers.append(Server("mepic", engine, tmp_path / "mepic.log"))
+        monkeypatch.setattr(Server, "engine", engine)
+        servers.append(Server("mepic", EngineConfig("m"), tmp_path / "mepic.log"))
         return servers[-1]
 
     yield begin
@@ -59,33 +63,55 @@ def test_groups_cross_and_come_back(start: Start) -> None:
     server.close()
 
 
-def test_a_reset_that_fails_raises_here(start: Start) -> None:
-    server = start(StuckEngine)
-    server.ready()
-    server.run([to_request(make_sample(1))], 1)
-    with pytest.raises(EngineError, match="arm mepic: requests hold blocks"):
-        server.reset()
-
-
-def test_an_error_of_picbench_crosses_with_its_hint(start: Start) -> None:
-    with pytest.raises(ConfigError) as caught:
-        start(RefusingEngine).ready()
-    assert caught.value.message == "arm mepic: sliding window is not supported"
-    assert caught.value.hint == "`model`"
-
-
-def test_a_foreign_error_becomes_an_engine_error_with_the_log(
-    start: Start, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [(StuckEngine, "requests hold blocks"), (UncountedEngine, "RuntimeError: device lost")],
+)
+def test_an_engine_that_cannot_measure_or_reset_serves_no_more(
+    start: Start, engine: type[FakeEngine], said: str
 ) -> None:
-    with pytest.raises(EngineError, match="RuntimeError: no memory left") as caught:
-        start(BrokenEngine).ready()
-    assert "loading weights" in caught.value.__notes__[0]
+    """It may have dropped KV or not, and count what others served: nothing is known of it."""
+    server = start(engine)
+    server.ready()
+    with pytest.raises(EngineError, match=f"arm mepic: {said}"):
+        for _ in range(2):
+            server.run([to_request(make_sample(1))], 1)
+            server.reset()
+    for call in (server.reset, lambda: server.run([to_request(make_sample(1))], 1)):
+        with pytest.raises(EngineError, match="the engine's process ended"):
+            call()
+
+
+def test_an_error_of_a_function_that_is_called_leaves_the_engine(start: Start) -> None:
+    server = start(FakeEngine)
+    server.ready()
+    with pytest.raises(EngineError, match=r"arm mepic: AttributeError: .*unknown"):
+        server.call(methodcaller("unknown"))
+    assert server.run([to_request(make_sample(1))], 1).clean
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "said", "hint", "logged"),
+    [
+        (RefusingEngine, ConfigError, "sliding window is not supported", "`model`", ""),
+        (BrokenEngine, EngineError, "RuntimeError: no memory left", "", "loading weights"),
+        (DyingEngine, EngineError, "the engine's process ended with exit code 9: last", "if", ""),
+    ],
+)
+def test_an_engine_that_cannot_start_says_why_with_the_end_of_its_log(
+    start: Start,
+    capfd: pytest.CaptureFixture[str],
+    engine: type[FakeEngine],
+    kind: type[PicBenchError],
+    said: str,
+    hint: str,
+    logged: str,
+) -> None:
+    with pytest.raises(kind, match=f"arm mepic: {said}") as caught:
+        start(engine).ready()
+    assert caught.value.hint.startswith(hint)
+    assert logged in caught.value.__notes__[0]
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_process_that_ends_is_an_engine_error_with_its_last_words(start: Start) -> None:
-    with pytest.raises(EngineError, match="ended with exit code 9: last words"):
-        start(DyingEngine).ready()
 
 
 def test_an_engine_that_dies_at_work_says_so_every_time(start: Start) -> None:
@@ -96,26 +122,19 @@ def test_an_engine_that_dies_at_work_says_so_every_time(start: Start) -> None:
             server.run([to_request(make_sample(1, first=DEADLY))], 1)
 
 
-def test_a_group_says_what_moved_while_it_ran() -> None:
+def test_a_group_says_what_moved_and_which_of_its_requests_fail() -> None:
     engine = FakeEngine()
     for _ in range(2):
         batch = run_group([to_request(make_sample(1))], 1, None, engine)
         assert batch.moved == {"host": (100, 10)}
-
-
-def test_a_failing_request_is_found_in_its_group() -> None:
-    engine = FakeEngine()
+    engine.calls.clear()
     firsts = [1, REFUSED, 1]
     requests = [to_request(make_sample(n, first=first)) for n, first in enumerate(firsts)]
     batch = run_group(requests, 3, None, engine)
     assert [isinstance(o, Failure) for o in batch.outcomes] == [False, True, False]
     assert not batch.clean
-    assert engine.calls == [
-        "measure",
-        "watch_compilations",
-        "generate 3 at 3",
-        *["generate 1 at 1"] * 3,
-    ]
+    alone = ["generate 1 at 1"] * 3
+    assert engine.calls == ["measure", "watch_compilations", "generate 3 at 3", *alone]
 
 
 def test_log_tail_drops_colours_and_blank_lines(tmp_path: Path) -> None:
