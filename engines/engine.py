@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from picbench.engines.chunk_cache.tiers.kinds import without_credentials
+from picbench.engines.chunk_cache.tiers.notation import without_credentials
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.conversion import (

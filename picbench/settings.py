@@ -279,7 +279,7 @@ class RunConfig(SettingsModel):
 
     def published(self) -> dict[str, Any]:
         """The settings as JSON values for files that are passed on: without passwords."""
-        from picbench.engines.chunk_cache.tiers.kinds import without_credentials
+        from picbench.engines.chunk_cache.tiers.notation import without_credentials
 
         tiers = None if self.tiers is None else without_credentials(self.tiers)
         return self.model_dump(mode="json") | {"tiers": tiers}

@@ -8,7 +8,7 @@ from picbench.engines.algorithms.base import (
     Reuse,
     option,
 )
-from picbench.engines.algorithms.registry import Registry, check_served, describe, names, parse
+from picbench.engines.algorithms.notation import Registry, check_served, describe, names, parse
 
 __all__ = [
     "Algorithm",

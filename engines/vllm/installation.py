@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from picbench.engines.algorithms.registry import GROUP as ALGORITHMS
-from picbench.engines.chunk_cache.tiers.kinds import GROUP as TIERS
+from picbench.engines.algorithms.notation import GROUP as ALGORITHMS
+from picbench.engines.chunk_cache.tiers.notation import GROUP as TIERS
 from picbench.engines.config import DEFAULT_TIERS
 from picbench.engines.vllm.compat import PACKAGES, VLLM, check_plug_in, check_version
 from picbench.engines.vllm.device import CPU, find, slow_short_types

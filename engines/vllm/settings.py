@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any, Self
 
 from picbench.engines.algorithms import Algorithm, check_served, parse
-from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
+from picbench.engines.chunk_cache.tiers.notation import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, CHOICES, DEFAULT_TIERS, ChunkSettings
 from picbench.engines.planning.policy import LayoutConfig
 from picbench.errors import ConfigError

@@ -126,7 +126,7 @@ def models() -> None:
 @listing.command()
 def tiers() -> None:
     """Kinds of storage below the KV pool, for --tiers."""
-    from picbench.engines.chunk_cache.tiers.kinds import describe_tiers
+    from picbench.engines.chunk_cache.tiers.notation import describe_tiers
 
     _print(describe_tiers())
 

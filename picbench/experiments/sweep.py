@@ -16,7 +16,7 @@ import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from picbench.engines.chunk_cache.tiers.kinds import without_credentials
+from picbench.engines.chunk_cache.tiers.notation import without_credentials
 from picbench.engines.footprint import GpuFootprint
 from picbench.engines.model_config import read_model_config
 from picbench.errors import ConfigError, PicBenchError, closest, first_refusal

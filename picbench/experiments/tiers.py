@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.notation import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import StackLimits
 from picbench.engines.chunk_cache.tiers.tier import TierSpec, parse_size
 from picbench.engines.config import BLOCK_SIZE

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
-from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
+from picbench.engines.chunk_cache.tiers.notation import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.footprint import GpuFootprint
 from picbench.engines.model_config import check_ranks, read_model_config

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from picbench.engines.algorithms import Algorithm, ChunkAlgorithm, Registry, describe, option, parse
-from picbench.engines.chunk_cache.tiers.kinds import describe_tiers
+from picbench.engines.chunk_cache.tiers.notation import describe_tiers
 from picbench.engines.planning.policy import ChunkPolicy
 from picbench.errors import ConfigError
 from picbench.plugins import installed, load_class

@@ -6,7 +6,7 @@
     envelope.py        a value with a checksum, which detects corrupt and foreign values
     guarded_tier.py    one tier with deadlines and counters, which never raises
     stack.py           all tiers in order, on threads of their own: for the engine
-    kinds.py           parsing and opening ``host:4GiB,disk:/path:20GiB``
+    notation.py        parsing and opening ``host:4GiB,disk:/path:20GiB``
 
 Nothing here imports torch or vllm; a kind's client library is imported when the tier is opened.
 """

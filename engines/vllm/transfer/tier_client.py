@@ -15,7 +15,7 @@ from torch import Tensor
 
 from picbench.engines.chunk_cache.tiers.backends.host import Host
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
-from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.notation import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import Ticket
 from picbench.engines.chunk_cache.tiers.tier import Usage
 from picbench.engines.chunk_cache.transfers import (

@@ -15,7 +15,7 @@ from picbench.engines.algorithms import (
     names,
     parse,
 )
-from picbench.engines.algorithms.registry import _REMEMBERED
+from picbench.engines.algorithms.notation import _REMEMBERED
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.pages import GAP
 from picbench.engines.planning.policy import (

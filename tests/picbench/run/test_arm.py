@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from picbench.engines.algorithms import registry
+from picbench.engines.algorithms import notation
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request, Text
 from picbench.errors import ConfigError
@@ -38,10 +38,10 @@ def test_packages_are_searched_once_for_all_arms(monkeypatch: pytest.MonkeyPatch
     """A search takes milliseconds."""
     searched: list[str] = []
     monkeypatch.setattr(
-        registry, "installed", lambda group: searched.append(group) or installed(group)
+        notation, "installed", lambda group: searched.append(group) or installed(group)
     )
     assert len(parse_arms(["full,prefix,mepic", "epic:k=16"])) == 4
-    assert searched == [registry.GROUP]
+    assert searched == [notation.GROUP]
 
 
 PROMPT = Request([Text(tokens=(1, 2))])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from picbench.engines.chunk_cache.tiers.backends.lmcache import LMCache
 from picbench.engines.chunk_cache.tiers.backends.mooncake import Mooncake
-from picbench.engines.chunk_cache.tiers.kinds import describe_tiers, open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.notation import describe_tiers, open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.tier import TierSpec, pageable, parse_size
 from picbench.errors import ConfigError
 
@@ -135,7 +135,7 @@ def test_a_missing_client_names_the_extra(
 def test_every_kind_describes_itself_without_its_client() -> None:
     code = (
         "import sys\n"
-        "from picbench.engines.chunk_cache.tiers.kinds import describe_tiers, parse_tiers\n"
+        "from picbench.engines.chunk_cache.tiers.notation import describe_tiers, parse_tiers\n"
         "parse_tiers('host:1GiB')\n"
         "assert len(describe_tiers()) >= 5\n"
         "print({'torch', 'vllm', 'redis', 'lmcache', 'mooncake'} & set(sys.modules))"

@@ -9,7 +9,7 @@ from redis_process import RedisProcess
 from picbench.engines.chunk_cache.tiers.backends.host import Host
 from picbench.engines.chunk_cache.tiers.backends.redis import Redis
 from picbench.engines.chunk_cache.tiers.guarded_tier import Backoff, GuardedTier
-from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.notation import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import TierStack
 from picbench.engines.chunk_cache.tiers.tier import Tier, pageable
 from picbench.errors import ConfigError
