@@ -1,22 +1,24 @@
 """How many tokens of a prompt have KV that other prompts left: what a run expects of its caches."""
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
 
 from picbench.engines.algorithms import Reuse
 from picbench.errors import ConfigError, InvalidRun
 from picbench.run.arm import Arm
 from picbench.store.records import ArmBatch, SampleRow, Tally
 from picbench.store.summary import CacheSummary, DecayWindow, percentiles, ttft_ratio
-from picbench.workloads.sample import Sample, SampleSegment
+from picbench.workloads.sample import Sample
+
+#: Different prompts that a steady stream has at least. CacheBlend's gain was seen to go within 60
+#: to 90 queries (LMCache/LMCache#4663), so that a shorter stream may end before it shows.
+NOVEL = 200
+
+#: Windows of a steady stream, so that each has a fifth of it: 40 requests or more.
+WINDOWS = 5
 
 _Tokens = tuple[int, ...]
-
-#: A chunk in another document is another chunk, as in `WorkloadFacts`.
-_Chunk = tuple[_Tokens, _Tokens]
 
 
 class SeenKv:
@@ -29,13 +31,14 @@ class SeenKv:
     def __init__(self, reuse: Reuse, block: int) -> None:
         self._reuse = reuse
         self._block = block
-        self._chunks: set[_Chunk] = set()
+        # A chunk in another document is another chunk, as in `WorkloadFacts`.
+        self._chunks: set[tuple[_Tokens, _Tokens]] = set()
         self._prefixes: set[int] = set()
 
     def add(self, sample: Sample) -> None:
         """Note a prompt that was served."""
         if self._reuse is Reuse.CHUNKS:
-            self._chunks.update(map(_content, sample.chunks))
+            self._chunks.update((chunk.context, chunk.tokens) for chunk in sample.chunks)
         elif self._reuse is Reuse.PREFIX:
             self._prefixes.update(self._blocks(sample.tokens))
 
@@ -45,27 +48,19 @@ class SeenKv:
         The second kind are chunks that the prompt itself repeats. An engine always computes a
         prompt's last token, so that a prefix ends before it.
         """
+        found = 0
         if self._reuse is Reuse.CHUNKS:
-            return self._find_chunks(sample)
-        if self._reuse is Reuse.PREFIX:
-            return self._find_prefix(sample)
-        return 0
-
-    def _find_chunks(self, sample: Sample) -> int:
-        here: set[_Chunk] = set()
-        found = 0
-        for chunk in map(_content, sample.chunks):
-            if chunk in self._chunks or chunk in here:
-                found += len(chunk[1])
-            here.add(chunk)
-        return found
-
-    def _find_prefix(self, sample: Sample) -> int:
-        found = 0
-        for prefix in self._blocks(sample.tokens[:-1]):
-            if prefix not in self._prefixes:
-                break
-            found += self._block
+            here: set[tuple[_Tokens, _Tokens]] = set()
+            for chunk in sample.chunks:
+                content = chunk.context, chunk.tokens
+                if content in self._chunks or content in here:
+                    found += len(chunk.tokens)
+                here.add(content)
+        elif self._reuse is Reuse.PREFIX:
+            for prefix in self._blocks(sample.tokens[:-1]):
+                if prefix not in self._prefixes:
+                    break
+                found += self._block
         return found
 
     def _blocks(self, tokens: _Tokens) -> Iterator[int]:
@@ -85,110 +80,77 @@ def count_shared(samples: Sequence[Sample], reuse: Reuse) -> list[int]:
     """
     if reuse is Reuse.NOTHING:
         return [0] * len(samples)
-    prompts = _Beginnings([sample.tokens for sample in samples])
-    shared = [prompts.longest(sample.tokens) for sample in samples]
+    leads = _in_common(sample.tokens for sample in samples)
     if reuse is Reuse.PREFIX:
-        return shared
+        return [leads[sample.tokens] for sample in samples]
     # A chunk that only its own prompt repeats is computed there once.
-    beginnings = _Beginnings([tokens for sample in samples for tokens in _distinct(sample)])
-    return [
-        _count_in_chunks(sample, lead, beginnings)
-        for sample, lead in zip(samples, shared, strict=True)
-    ]
+    distinct = ({chunk.tokens for chunk in sample.chunks} for sample in samples)
+    known = _in_common(tokens for chunks in distinct for tokens in chunks)
+    totals = []
+    for sample in samples:
+        here: set[_Tokens] = set()
+        start = total = 0
+        for segment in sample.segments:
+            tokens = segment.tokens
+            found = max(0, min(leads[sample.tokens] - start, len(tokens)))
+            if segment.kind == "chunk":
+                found = max(found, len(tokens) if tokens in here else known[tokens])
+                here.add(tokens)
+            start += len(tokens)
+            total += found
+        totals.append(total)
+    return totals
 
 
-def _distinct(sample: Sample) -> set[_Tokens]:
-    return {chunk.tokens for chunk in sample.chunks}
+def _in_common(sequences: Iterable[_Tokens]) -> dict[_Tokens, int]:
+    """The longest beginning that each sequence has in common with another one of them.
 
-
-def _count_in_chunks(sample: Sample, lead: int, beginnings: "_Beginnings") -> int:
-    """Tokens of a prompt in its first `lead`, or in chunks at places that others have as well."""
-    here: set[_Tokens] = set()
-    start = total = 0
-    for segment in sample.segments:
-        tokens = segment.tokens
-        found = max(0, min(lead - start, len(tokens)))
-        if segment.kind == "chunk":
-            known = len(tokens) if tokens in here else beginnings.longest(tokens)
-            found = max(found, known)
-            here.add(tokens)
-        start += len(tokens)
-        total += found
-    return total
-
-
-class _Beginnings:
-    """Finds what sequences have in common with others from their beginnings on."""
-
-    def __init__(self, sequences: Sequence[_Tokens]) -> None:
-        self._times = Counter(sequences)
-        self._sorted = sorted(self._times)
-
-    def longest(self, tokens: _Tokens) -> int:
-        """The longest beginning in common with another one of the sequences.
-
-        That is all of it where the sequence is there more than once. Of the others, those next to
-        it in sorted order have most in common with it.
-        """
-        if self._times[tokens] > 1:
-            return len(tokens)
-        place = bisect_left(self._sorted, tokens)
-        near = (*self._sorted[max(0, place - 1) : place], *self._sorted[place + 1 : place + 2])
-        return max((_in_common(tokens, other) for other in near), default=0)
-
-
-def _in_common(first: _Tokens, second: _Tokens) -> int:
-    for place, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return place
-    return min(len(first), len(second))
-
-
-def _content(chunk: SampleSegment) -> _Chunk:
-    return chunk.context, chunk.tokens
-
-
-CacheState = Literal["cold", "warm", "steady"]
-
-#: Different prompts that a steady stream has at least. CacheBlend's gain was seen to go within 60
-#: to 90 queries (LMCache/LMCache#4663), so that a shorter stream may end before it shows.
-NOVEL = 200
-
-#: Kinds of idle blocks, which hold KV of requests that have ended.
-_IDLE = ("prefix_idle", "chunk_idle")
+    That is all of it where it is there more than once. Of the others, those next to it in sorted
+    order have most in common with it.
+    """
+    times = Counter(sequences)
+    longest = {tokens: len(tokens) if count > 1 else 0 for tokens, count in times.items()}
+    for pair in pairwise(sorted(times)):
+        differ = (place for place, (a, b) in enumerate(zip(*pair, strict=False)) if a != b)
+        common = next(differ, min(map(len, pair)))
+        for tokens in pair:
+            longest[tokens] = max(longest[tokens], common)
+    return longest
 
 
 def check_declared(
-    state: CacheState | None,
+    state: str | None,
     samples: Sequence[Sample],
     *,
     arrivals: Sequence[float] | None,
     preload: Sequence[Sample],
 ) -> None:
     """Raise ConfigError if these requests cannot be measured in that state."""
-    if state == "cold" and arrivals is not None:
-        raise ConfigError(
-            "`cache=cold`: requests that arrive on their own overlap, and each finds what others "
-            "left",
-            hint="leave `rate` out, and draw request files without arrivals",
-        )
-    if state == "cold" and preload:
-        raise ConfigError(
-            f"`cache=cold`: the request file has {len(preload)} chunks to preload",
-            hint="use `cache=warm`, or draw requests without preloaded chunks",
-        )
-    if state == "warm" and not any(sample.chunks for sample in samples):
-        raise ConfigError(
-            "`cache=warm`: the requests have no chunks to fill a cache with",
-            hint="use another `dataset`",
-        )
     novel = len({sample.tokens for sample in samples})
-    if state == "steady" and novel < NOVEL:
-        raise ConfigError(
-            f"`cache=steady`: {novel} different prompts are too few for a steady stream, which "
-            f"needs {NOVEL}",
-            hint="raise `limit`, or take a `dataset` with more rows",
-        )
+    for problem, what, hint in (
+        (
+            state == "cold" and arrivals is not None,
+            "requests that arrive on their own overlap, and each finds what others left",
+            "leave `rate` out, and draw request files without arrivals",
+        ),
+        (
+            state == "cold" and preload,
+            f"the request file has {len(preload)} chunks to preload",
+            "use `cache=warm`, or draw requests without preloaded chunks",
+        ),
+        (
+            state == "warm" and not any(sample.chunks for sample in samples),
+            "the requests have no chunks to fill a cache with",
+            "use another `dataset`",
+        ),
+        (
+            state == "steady" and novel < NOVEL,
+            f"{novel} different prompts are too few for a steady stream, which needs {NOVEL}",
+            "raise `limit`, or take a `dataset` with more rows",
+        ),
+    ):
+        if problem:
+            raise ConfigError(f"`cache={state}`: {what}", hint=hint)
 
 
 def fill_requests(samples: Sequence[Sample]) -> list[Sample]:
@@ -219,25 +181,24 @@ class DeclaredCache:
     served again to bring caches to where they were.
     """
 
-    def __init__(
-        self, state: CacheState | None, arms: Collection[Arm], blocks: Mapping[str, int]
-    ) -> None:
-        self._state = state
-        self._blocks = blocks
+    def __init__(self, state: str | None, arms: Collection[Arm], blocks: Mapping[str, int]) -> None:
+        self._state, self._blocks = state, blocks
         self._reuse = {arm.name: arm.reuse for arm in arms}
-        self._seen = {arm.name: SeenKv(arm.reuse, blocks[arm.name]) for arm in arms}
-        self._evicted: dict[str, Counter[str]] = {arm.name: Counter() for arm in arms}
+        self._seen: dict[str, SeenKv] = {}
+        self._evicted: dict[str, Counter[str]] = {}
+        for arm in arms:
+            self.begin(arm.name)
+
+    def begin(self, arm: str) -> None:
+        """The arm's cache is empty, to begin anew."""
+        self._seen[arm] = SeenKv(self._reuse[arm], self._blocks[arm])
+        self._evicted[arm] = Counter()
 
     def note_fill(self, arm: str, samples: Sequence[Sample], evicted: Mapping[str, int]) -> None:
         """Note what an arm served before anything was measured, and the blocks evicted by it."""
         for sample in samples:
             self._seen[arm].add(sample)
         self._evicted[arm].update(evicted)
-
-    def begin(self, arm: str) -> None:
-        """The arm's cache was dropped, to begin anew."""
-        self._seen[arm] = SeenKv(self._reuse[arm], self._blocks[arm])
-        self._evicted[arm].clear()
 
     def expect(self, batch: ArmBatch) -> list[int | None]:
         """Tokens of each prompt that a cache in the declared state has; None without a state.
@@ -261,30 +222,40 @@ class DeclaredCache:
     def check(self, batch: ArmBatch, rows: Sequence[SampleRow]) -> None:
         """Raise InvalidRun where a batch was not served in the declared state.
 
-        Rows that ran apart from their group found what its first attempt left, and are passed.
+        After the first step of a cold one nothing has ended, so that the pool has no KV that no
+        request holds. In a warm one a miss is explained where the arm's pool has evicted blocks of
+        what it reuses. Rows that ran apart from their group found what its first attempt left, and
+        are passed.
         """
-        if batch.lost is not None:
+        if batch.lost is not None or self._state not in ("cold", "warm"):
             return
-        if self._state == "cold":
-            _check_empty(batch)
+        reuse = self._reuse[batch.arm]
+        where, report = f"arm {batch.arm}", "report this with the run directory"
+        if self._state == "cold" and batch.result.snapshots:
+            blocks = batch.result.snapshots[0].blocks
+            if idle := blocks["prefix_idle"] + blocks["chunk_idle"]:
+                raise InvalidRun(
+                    f"{where}, round {batch.round}: the cache is not cold: it was dropped, and "
+                    f"{idle:g} blocks of earlier requests are in the pool",
+                    hint=report,
+                )
+        evicted = self._evicted[batch.arm]["chunk" if reuse is Reuse.CHUNKS else "prefix"]
         for row in rows:
             if row.error is not None or not row.timed:
                 continue
-            if self._state == "cold":
-                _check_cold(row)
-            elif self._state == "warm" and missed(row, self._reuse[batch.arm]):
-                self._check_evicted(row)
-
-    def _check_evicted(self, row: SampleRow) -> None:
-        """A miss is explained where the arm's pool has evicted blocks of what it reuses."""
-        kind = "chunk" if self._reuse[row.arm] is Reuse.CHUNKS else "prefix"
-        if not self._evicted[row.arm][kind]:
-            raise InvalidRun(
-                f"arm {row.arm}, sample {row.sample}: the cache is not warm: "
-                f"{found(row)} of {row.expected_reuse} expected tokens were found, and nothing "
-                "was evicted",
-                hint="report this with the run directory",
-            )
+            if self._state == "cold" and found(row) > (row.expected_reuse or 0):
+                raise InvalidRun(
+                    f"{where}, sample {row.sample}: the cache is not cold: {found(row)} tokens "
+                    "were found in it, where requests of the same group share at most "
+                    f"{row.expected_reuse or 0}",
+                    hint="empty tiers that outlive the engine, or leave `tiers` out",
+                )
+            if self._state == "warm" and missed(row, reuse) and not evicted:
+                raise InvalidRun(
+                    f"{where}, sample {row.sample}: the cache is not warm: {found(row)} of "
+                    f"{row.expected_reuse} expected tokens were found, and nothing was evicted",
+                    hint=report,
+                )
 
 
 def found(row: SampleRow) -> int:
@@ -306,34 +277,8 @@ def missed(row: SampleRow, reuse: Reuse) -> bool:
     return (row.tokens.reused or 0) < row.expected_reuse
 
 
-def _check_empty(batch: ArmBatch) -> None:
-    """The pool after the first step has no KV that no request holds: nothing has ended yet."""
-    snapshots = batch.result.snapshots
-    idle = sum(snapshots[0].blocks[kind] for kind in _IDLE) if snapshots else 0
-    if idle:
-        raise InvalidRun(
-            f"arm {batch.arm}, round {batch.round}: the cache is not cold: it was dropped, and "
-            f"{idle:g} blocks of earlier requests are in the pool",
-            hint="report this with the run directory",
-        )
-
-
-def _check_cold(row: SampleRow) -> None:
-    shared = row.expected_reuse or 0
-    if found(row) > shared:
-        raise InvalidRun(
-            f"arm {row.arm}, sample {row.sample}: the cache is not cold: {found(row)} tokens were "
-            f"found in it, where requests of the same group share at most {shared}",
-            hint="empty tiers that outlive the engine, or leave `tiers` out",
-        )
-
-
-#: Windows of a steady stream, so that each has a fifth of it: 40 requests or more.
-WINDOWS = 5
-
-
 def summarise_cache(
-    state: CacheState | None, reuse: Reuse, tally: Tally, full: Sequence[SampleRow]
+    state: str | None, reuse: Reuse, tally: Tally, full: Sequence[SampleRow]
 ) -> CacheSummary | None:
     """The summary of an arm's cache, None without a declared state.
 
@@ -347,31 +292,25 @@ def summarise_cache(
         found_tokens=sum(found(row) for row in answered),
         missed_requests=sum(missed(row, reuse) for row in answered) if state == "warm" else None,
         evicted_blocks=dict(tally.evicted),
-        decay=_windows(tally.rows, full) if state == "steady" else (),
+        decay=tuple(_windows(tally.rows, full)) if state == "steady" else (),
     )
 
 
-def _windows(rows: Sequence[SampleRow], full: Sequence[SampleRow]) -> tuple[DecayWindow, ...]:
+def _windows(rows: Sequence[SampleRow], full: Sequence[SampleRow]) -> Iterator[DecayWindow]:
     """The windows of the stream, each over all repeats of it."""
     repeats = Counter(row.repeat for row in rows)
     streams = [[row for row in rows if row.repeat == repeat] for repeat in repeats]
     length = max(repeats.values(), default=0)
-    ends = [length * number // WINDOWS for number in range(WINDOWS + 1)]
-    return tuple(
-        _window([row for stream in streams for row in stream[first:end]], first, full)
-        for first, end in pairwise(ends)
-    )
-
-
-def _window(rows: Sequence[SampleRow], first: int, full: Sequence[SampleRow]) -> DecayWindow:
-    answered = [row for row in rows if row.error is None]
-    timed = [row for row in answered if row.timed]
-    return DecayWindow(
-        first=first,
-        requests=len(rows),
-        ttft_ms=percentiles(row.ttft_ms for row in timed),
-        ttft_vs_full=ttft_ratio(timed, full),
-        prompt_tokens=sum(row.tokens.prompt for row in answered),
-        expected_tokens=sum(row.expected_reuse or 0 for row in answered),
-        found_tokens=sum(found(row) for row in answered),
-    )
+    for first, end in pairwise(length * number // WINDOWS for number in range(WINDOWS + 1)):
+        sent = [row for stream in streams for row in stream[first:end]]
+        answered = [row for row in sent if row.error is None]
+        timed = [row for row in answered if row.timed]
+        yield DecayWindow(
+            first=first,
+            requests=len(sent),
+            ttft_ms=percentiles(row.ttft_ms for row in timed),
+            ttft_vs_full=ttft_ratio(timed, full),
+            prompt_tokens=sum(row.tokens.prompt for row in answered),
+            expected_tokens=sum(row.expected_reuse or 0 for row in answered),
+            found_tokens=sum(found(row) for row in answered),
+        )
