@@ -147,28 +147,26 @@ def _plan(job: "Job") -> Iterator[tuple[str, str]]:
 
 
 def _estimates(job: "Job") -> Iterator[tuple[str, str]]:
-    from picbench.experiments.sweep import estimate_run
+    from picbench.experiments.sweep import estimate_time, pool_bytes, tokens_of_arm
     from picbench.run.job import RUNS
     from picbench.run.schedule import minutes
     from picbench.tables.run import gib
 
-    found = estimate_run(job, RUNS)
+    prompt, output = (count * len(job.arms) for count in tokens_of_arm(job))
     yield (
         "all tokens",
-        f"{found.prompt_tokens:,} of prompts, {found.output_tokens:,} of replies at most, over all "
-        "arms and repeats",
+        f"{prompt:,} of prompts, {output:,} of replies at most, over all arms and repeats",
     )
-    known = found.pool_bytes is not None
-    yield "KV memory", f"{gib(found.pool_bytes or 0)} GiB, all pools" if known else "not known"
-    if found.seconds is None:
+    pools = pool_bytes(job)
+    yield "KV memory", "not known" if pools is None else f"{gib(pools)} GiB, all pools"
+    seconds, runs = estimate_time(job, RUNS)
+    if seconds is None:
         yield "time", f"not known: no run of this model with these settings here in {RUNS}/"
     else:
         yield (
             "time",
-            (
-                f"{minutes(found.seconds)} (minutes:seconds), as arms took for a prompt token in "
-                f"earlier runs ({found.runs}); starts of engines are not in it"
-            ),
+            f"{minutes(seconds)} (minutes:seconds), as arms took for a prompt token in earlier "
+            f"runs ({runs}); starts of engines are not in it",
         )
 
 

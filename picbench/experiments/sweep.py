@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TextIO, get_args
+from typing import Annotated, Any, TextIO, get_args
 
 import pandas as pd
 import yaml
@@ -56,10 +56,9 @@ UNREAD = frozenset(
 
 
 class SweepFile(BaseModel):
-    """A sweep: settings that all cells have, and the values of those that differ.
+    """A sweep: settings of `RunConfig` that all cells have, and the values of those that differ.
 
-    Both are settings of `RunConfig`. Every combination of the grid's values is a cell, and each
-    cell is measured `repeats` times.
+    Every combination of the grid's values is a cell, and each cell is measured `repeats` times.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -73,14 +72,12 @@ class SweepFile(BaseModel):
     def _known(self) -> "SweepFile":
         """Check names and values. Raises ConfigError, which pydantic lets pass."""
         known = [name for name in RunConfig.model_fields if name not in _OF_COMMAND]
-        for part, names in (("base", self.base), ("grid", self.grid)):
-            for name in names:
-                if name in _OF_COMMAND:
-                    message = f"{part}.{name}: holds for all cells"
-                    raise ConfigError(message, hint=f"give it as `{name}`")
-                if name not in known:
-                    hint = closest(name, known)
-                    raise ConfigError(f"{part}.{name}: no such setting", hint=hint)
+        named = [(f"base.{name}", name) for name in self.base]
+        for place, name in [*named, *((f"grid.{name}", name) for name in self.grid)]:
+            if name in _OF_COMMAND:
+                raise ConfigError(f"{place}: holds for all cells", hint=f"give it as `{name}`")
+            if name not in known:
+                raise ConfigError(f"{place}: no such setting", hint=closest(name, known))
         if "algo" not in self.base.keys() | self.grid.keys():
             raise ConfigError("no algo in base or grid", hint="add base: {algo: [full, mepic]}")
         for name, values in self.grid.items():
@@ -143,8 +140,9 @@ class Places:
 
         def place(found: re.Match[str]) -> str:
             name, value = found.groups()
-            known = self.settings.get(name, found[0])
-            return f"{known}: {value[1:]}" if value and name in self.settings else known
+            if name not in self.settings:
+                return found[0]
+            return f"{self.settings[name]}: {value[1:]}" if value else self.settings[name]
 
         return re.sub(r"`([a-z][a-z0-9_]*)(=[^`]*)?`", place, text)
 
@@ -163,10 +161,9 @@ class SweepCell:
     """One combination of a grid's values, to be measured for the `repeat`-th time, from 1.
 
     `settings` has these values as they may be shown, `config` all settings of the run. `plan` adds
-    what there is to do: requests, prompt tokens and output tokens at most of each arm, over all
-    repeats; the pool of each arm, in blocks; and the bytes of all pools, None where the model's
-    configuration does not tell them. `run` is what the directory has, `failure` an error of this
-    call.
+    what there is to do: requests and tokens (see `tokens_of_arm`) of each arm, over all repeats;
+    the pool of each arm, in blocks, and the bytes of all pools (see `pool_bytes`). `run` is what
+    the directory has, `failure` an error of this call.
     """
 
     name: str
@@ -332,7 +329,7 @@ class TimeEstimate:
 
     def __init__(self, measured: Iterable[Mapping[str, ArmSummary]]) -> None:
         self.cells = 0
-        self._tokens: dict[str, int] = defaultdict(int)
+        self._tokens = Counter[str]()
         self._seconds: dict[str, float] = defaultdict(float)
         for arms in measured:
             known = {name: arm for name, arm in arms.items() if arm.tokens.prompt and arm.busy_s}
@@ -345,35 +342,18 @@ class TimeEstimate:
         """For prompt tokens by arm; None where nothing was measured."""
         if not self.cells:
             return None
-        mean = sum(self._seconds.values()) / sum(self._tokens.values())
-        return sum(
-            count * (self._seconds[arm] / self._tokens[arm] if arm in self._tokens else mean)
-            for arm, count in tokens.items()
-        )
+        mean = sum(self._seconds.values()) / self._tokens.total()
+        speeds = {arm: self._seconds[arm] / count for arm, count in self._tokens.items()}
+        return sum(count * speeds.get(arm, mean) for arm, count in tokens.items())
 
 
-class RunEstimate(NamedTuple):
-    """Tokens of all arms and repeats, bytes of all pools, and seconds of all arms together.
+def estimate_time(job: Job, runs: Path) -> tuple[float | None, int]:
+    """Seconds of all arms together, and of how many runs below `runs` that is known.
 
-    `output_tokens` are those of replies as long as they may be. Seconds are None without one of
-    `runs`, earlier ones of the same model and settings on the same hardware; bytes where the
-    model's configuration does not tell them. Starts of engines are not in the seconds.
+    Runs are like the job in model, settings and hardware; the latest 20 count. None without one.
     """
-
-    prompt_tokens: int
-    output_tokens: int
-    pool_bytes: int | None
-    seconds: float | None
-    runs: int
-
-
-def estimate_run(job: Job, runs: Path) -> RunEstimate:
-    """Estimate a job from its requests and from the latest 20 runs like it below `runs`."""
-    prompt, output = tokens_of_arm(job)
     found = TimeEstimate(itertools.islice(_alike(job, runs), 20))
-    seconds = found.seconds({arm.name: prompt for arm in job.arms})
-    arms = len(job.arms)
-    return RunEstimate(prompt * arms, output * arms, pool_bytes(job), seconds, found.cells)
+    return found.seconds({arm.name: tokens_of_arm(job)[0] for arm in job.arms}), found.cells
 
 
 def _alike(job: Job, folder: Path) -> Iterator[Mapping[str, ArmSummary]]:
@@ -399,20 +379,17 @@ def print_sweep_plan(cells: Sequence[SweepCell], stream: TextIO) -> None:
     """The cells, what there is of them, and what is left to do; what the columns mean."""
     estimate = TimeEstimate(cell.measured for cell in cells)
     rows: list[list[Value]] = []
-    fates = Counter[str]()
     for cell in cells:
         arms, seconds = len(cell.arms), estimate.seconds(cell.left)
-        ended = ": kept" if cell.status in FINAL else ": will be resumed" if cell.run else ""
-        fates[cell.status + ended] += 1
+        fate = ": will be resumed" if cell.run else ""
+        fate = cell.status + (": kept" if cell.status in FINAL else fate)
         pools = None if cell.pool_bytes is None else cell.pool_bytes / 2**20
         left = None if seconds is None else Shown(minutes(seconds), seconds)
         tokens = (cell.prompt_tokens * arms, cell.output_tokens * arms)
         requests = f"{cell.requests:,} x {arms} arms"
-        rows.append([cell.name, cell.status + ended, requests, *tokens, cell.pool, pools, left])
-    head = (
-        *("cell", "state", "requests", "prompt\ntokens", "output\ntokens", "KV blocks"),
-        *("KV pools\nMiB", "time left\nmin:s"),
-    )
+        rows.append([cell.name, fate, requests, *tokens, cell.pool, pools, left])
+    head = ["cell", "state", "requests", "prompt\ntokens", "output\ntokens", "KV blocks"]
+    head += ["KV pools\nMiB", "time left\nmin:s"]
     asked = sum(cell.requests * len(cell.left) for cell in cells)
     tokens_left = sum(sum(cell.left.values()) for cell in cells)
     time = "not known before a cell is measured."
@@ -427,15 +404,15 @@ def print_sweep_plan(cells: Sequence[SweepCell], stream: TextIO) -> None:
         stream,
         "dry run: no engine was started, nothing was written",
         Table("Cells", [*map(Column, head)], rows),
-        f"{len(cells)} cells: {_counted(fates)}; those to run have {asked:,} requests and "
-        f"{tokens_left:,} prompt tokens left",
+        f"{len(cells)} cells: {_counted(str(row[1]) for row in rows)}; those to run have "
+        f"{asked:,} requests and {tokens_left:,} prompt tokens left",
         "requests, tokens (output: at most), KV pools: of all arms of a cell.",
         f"time left: {time}",
     )
 
 
-def _counted(states: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {state}" for state, count in states.items())
+def _counted(states: Iterable[str]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in Counter(states).items())
 
 
 def check_folder(folder: Path) -> None:
@@ -447,9 +424,8 @@ def check_folder(folder: Path) -> None:
         message = f"`output` {folder}: cannot be written: {error.strerror}"
         raise ConfigError(message, hint="name another folder") from error
     if taken and not (folder / SWEEP).is_file():
-        raise ConfigError(
-            f"`output` {folder}: exists and is not a sweep's", hint="name a new folder"
-        )
+        message = f"`output` {folder}: exists and is not a sweep's"
+        raise ConfigError(message, hint="name a new folder")
 
 
 def open_sweep(name: str, cells: Sequence[SweepCell], folder: Path) -> None:
@@ -513,17 +489,12 @@ def write_sweep(name: str, cells: Sequence[SweepCell], folder: Path) -> None:
     """
     rows: list[dict[str, Any]] = []
     for cell in cells:
-        head = {
-            "cell": cell.name,
-            **{f"grid_{name}": value for name, value in cell.settings.items()},
-            "repeat": cell.repeat,
-            "status": cell.status,
-            "reason": cell.reason,
-        }
-        frame = (
-            arms_frame(cell.run) if cell.run and cell.measured else pd.DataFrame([{"arm": None}])
-        )
-        rows += [head | {str(k): v for k, v in arm.items()} for arm in frame.to_dict("records")]
+        about: dict[str, Any] = {"cell": cell.name}
+        about |= {f"grid_{axis}": value for axis, value in cell.settings.items()}
+        about |= {"repeat": cell.repeat, "status": cell.status, "reason": cell.reason}
+        measured = cell.run if cell.measured else None
+        arms = pd.DataFrame([{"arm": None}]) if measured is None else arms_frame(measured)
+        rows += [about | {str(k): v for k, v in arm.items()} for arm in arms.to_dict("records")]
     table = pd.DataFrame(rows).convert_dtypes()
     write_whole(folder / "sweep.csv", table.to_csv(index=False).encode())
     write_whole(folder / "sweep.md", sweep_markdown(name, cells).encode())
@@ -532,16 +503,14 @@ def write_sweep(name: str, cells: Sequence[SweepCell], folder: Path) -> None:
 def sweep_markdown(name: str, cells: Sequence[SweepCell]) -> str:
     """What the cells differ in and the columns of a run's table; then what is not complete."""
     measured = [cell.run for cell in cells if cell.run and cell.measured]
-    axes = [*cells[0].settings]
-    if any(cell.repeat > 1 for cell in cells):
-        axes.append("repeat")
+    axes = [*cells[0].settings, *(["repeat"] if any(cell.repeat > 1 for cell in cells) else [])]
     rows = []
     for cell in cells:
         known, arms = {**cell.settings, "repeat": cell.repeat}, cell.measured
         at = [NOTHING if known[axis] is None else str(known[axis]) for axis in axes]
         rows += [([*at, label], arms[arm]) for arm, label in labels_of(arms).items()]
     blocks = [
-        f"Sweep {name}: {len(cells)} cells, {_counted(Counter(cell.status for cell in cells))}.",
+        f"Sweep {name}: {len(cells)} cells, {_counted(cell.status for cell in cells)}.",
         *dict.fromkeys(map(short_caption, measured)),
         arms_table(rows, [*axes, "arm"]).markdown(right=len(axes) + 1, plain=True),
         *(f"{c.name}: {c.status}: {c.reason}" for c in cells if c.status != "complete"),

@@ -39,13 +39,6 @@ def print_all(stream: TextIO, *parts: RenderableType) -> None:
         console.print(part, markup=False)
 
 
-def _fact_table(facts: Iterable[tuple[str, str]]) -> Table:
-    table = Table(show_header=False, box=None)
-    for name, value in facts:
-        table.add_row(name, Text(value))
-    return table
-
-
 def print_result(
     job: Job,
     arms: Mapping[str, ArmSummary],
@@ -84,8 +77,7 @@ def load_of(job: Job) -> str:
 
 def skipped_rows(job: Job) -> Iterator[str]:
     """A line about malformed rows, where there are any."""
-    skipped = job.workload.skipped
-    if skipped:
+    if skipped := job.workload.skipped:
         yield f"malformed rows left out: {len(skipped)}, the first: {skipped[0]}"
 
 
@@ -143,6 +135,13 @@ def _notes(job: Job) -> Iterator[str]:
 
 def print_overview(run: Run, stream: TextIO) -> None:
     """The state of a run, its table, its settings, and where its numbers come from."""
+
+    def fact_table(facts: Iterable[tuple[str, str]]) -> Table:
+        table = Table(show_header=False, box=None)
+        for name, value in facts:
+            table.add_row(name, Text(value))
+        return table
+
     arms = arms_of(run)
     registry, reusing = Registry(), []
     for name, arm in run.manifest["arms"].items():
@@ -151,11 +150,11 @@ def print_overview(run: Run, stream: TextIO) -> None:
                 reusing.append(name)
     print_all(
         stream,
-        _fact_table(_state(run)),
+        fact_table(_state(run)),
         *([run_table(arms), *verdict(arms, reusing)] if arms else ()),
         *stalled(arms),
         *server_lines(arms),
-        _fact_table(_origin(run, arms)),
+        fact_table(_origin(run, arms)),
     )
 
 
@@ -269,16 +268,19 @@ def rescore(path: Path, metric: str | None = None) -> tuple[dict[str, ArmRescore
                 scores=sum(old.score != new.score for old, new in pairs),
                 outcomes=sum(old.outcome != new.outcome for old, new in pairs),
             )
-        kept = _keep(path)
+        # The next numbers that are free: summary.1.json and so on.
+        number = next(n for n in count(1) if not (path / f"summary.{n}.json").exists())
+        kept = [path / f"samples.{number}.jsonl", path / f"summary.{number}.json"]
+        for name, copy in zip((SAMPLES, SUMMARY), kept, strict=True):
+            shutil.copyfile(path / name, copy)
         write_rows(path / SAMPLES, rows)
         for name in (SUMMARY, MANIFEST):
             document: dict[str, Any] = json.loads((path / name).read_bytes())
             document["workload"]["metric"] = shown
-            if name == SUMMARY:
-                for arm, change in changed.items():
-                    outcomes = count_outcomes([row for row in rows if row.arm == arm])
-                    new = {"score": asdict(change.after), "outcomes": outcomes}
-                    document["arms"][arm].update(new)
+            for arm, change in changed.items() if name == SUMMARY else ():
+                outcomes = count_outcomes([row for row in rows if row.arm == arm])
+                new = {"score": asdict(change.after), "outcomes": outcomes}
+                document["arms"][arm].update(new)
             write_json(path / name, document)
     return changed, kept
 
@@ -296,13 +298,3 @@ def _score_rows(run: Run, metric: str | None) -> tuple[str, list[SampleRow]]:
             row = replace(row, score=score, outcome=outcome)
         rows.append(row)
     return find(next(iter(run.workload.values())).dataset)[0], rows
-
-
-def _keep(folder: Path) -> list[Path]:
-    """Copy the files that will be replaced, ``summary.json`` to ``summary.1.json`` and so on."""
-    number = next(n for n in count(1) if not (folder / f"summary.{n}.json").exists())
-    kept = []
-    for file in (folder / SAMPLES, folder / SUMMARY):
-        kept.append(file.with_name(f"{file.stem}.{number}{file.suffix}"))
-        shutil.copyfile(file, kept[-1])
-    return kept
