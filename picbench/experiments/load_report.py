@@ -1,8 +1,4 @@
-"""Loads of MEPIC's engine and of stock vLLM, repeated: `LOAD_REPORT`.
-
-Nothing shared, more requests than can be served, plain requests beside long prompts, cold prompts,
-closed loops over corpora, and rates.
-"""
+"""Loads of MEPIC's engine and of stock vLLM, repeated: `LOAD_REPORT`, by `GROUPS`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +35,6 @@ NEW = "mepic, new chunks"
 
 #: A rate counts as served where so much of it was.
 _SERVED = 0.9
-
 
 #: Requests, and the seconds at which they arrive.
 Stream = tuple[Sequence[Request], Sequence[float] | None]
@@ -181,19 +176,6 @@ def stream_of(settings: LoadReport) -> Stream:
     return tuple(map(to_request, drawn.samples)), drawn.arrivals
 
 
-def mixed_cell(device: str) -> Cell:
-    """Plain requests beside long prompts, of known chunks and of new ones."""
-    scene, (tokens_s, step_s) = SCENES[device], SPEEDS[device]
-    new, known = (partial(mixed_figures, scene=scene, new=new) for new in (True, False))
-    arms = {
-        SUBJECT: ServedArm(SUBJECT, known, _few(device)),
-        NEW: ServedArm(SUBJECT, new),
-        PREFIX: ServedArm(PREFIX, new, _few(device)),
-    }
-    seconds = scene.arrivals * scene.prompt / tokens_s + scene.reply * step_s
-    return Cell("mixed", arms, len(arms) * seconds)
-
-
 def cells(group: str, settings: LoadReport) -> Iterator[Cell]:
     """The cells of a group; on a CPU smaller ones."""
     device, small = settings.device, settings.device == "cpu"
@@ -208,7 +190,15 @@ def cells(group: str, settings: LoadReport) -> Iterator[Cell]:
             # Three rounds are enough: their spread is that of a thousand requests.
             yield replace(found, most=3)
         case "mixed":
-            yield mixed_cell(device)
+            scene, (tokens_s, step_s) = SCENES[device], SPEEDS[device]
+            new, known = (partial(mixed_figures, scene=scene, new=new) for new in (True, False))
+            arms = {
+                SUBJECT: ServedArm(SUBJECT, known, _few(device)),
+                NEW: ServedArm(SUBJECT, new),
+                PREFIX: ServedArm(PREFIX, new, _few(device)),
+            }
+            seconds = scene.arrivals * scene.prompt / tokens_s + scene.reply * step_s
+            yield Cell("mixed", arms, len(arms) * seconds)
         case "cold":
             chunks, length = (4, 40) if small else (64, 512)
             yield load("cold", chunks=chunks, length=length, requests=2, corpus=0, running=1)
@@ -223,9 +213,9 @@ def cells(group: str, settings: LoadReport) -> Iterator[Cell]:
             # Only the subject is expected to serve the highest ones.
             rates, highest = ((20, 40, 80), 40) if small else ((8, 16, 24, 32, 64, 96, 128), 32)
             for rate in rates:
-                arms = (SUBJECT, PREFIX) if rate <= highest else (SUBJECT,)
+                served = (SUBJECT, PREFIX) if rate <= highest else (SUBJECT,)
                 count = round((0.2 if small else 6.0) * rate)
-                yield load(f"rate {rate}", arms, requests=count, running=0, rate=rate)
+                yield load(f"rate {rate}", served, requests=count, running=0, rate=rate)
 
 
 _LOAD: Columns = {
@@ -263,23 +253,18 @@ def load_plan(settings: LoadReport) -> runner.ExperimentPlan:
     for name in settings.only:
         if name not in GROUPS:
             raise ConfigError(f"`only` {name}: no such group", hint=closest(name, GROUPS))
-    # On a GPU two engines with such pools fit 139 GiB.
-    shared = settings.shared_decode
-    pool, running = (20_000, 256) if settings.device == "cuda" else (600, 8)
     found = [
         replace(cell, rank=rank)
         for rank, name in enumerate(GROUPS)
         if not settings.only or name in settings.only
         for cell in cells(name, settings)
     ]
-    config = runner.engine_of(
-        settings,
-        context=33_280 if settings.device == "cuda" else 2560,
-        kv_blocks=pool,
-        max_requests=running,
-        shared_decode=shared,
-    )
-    facts = {"pool": pool, "running": running, "block_tokens": BLOCK_SIZE, "shared_decode": shared}
+    # On a GPU two engines with such pools fit 139 GiB.
+    pool, running, context = (20_000, 256, 33_280) if settings.device == "cuda" else (600, 8, 2560)
+    shared = {"shared_decode": settings.shared_decode}
+    sizes = {"context": context, "kv_blocks": pool, "max_requests": running}
+    config = runner.engine_of(settings, **sizes, **shared)
+    facts = {"pool": pool, "running": running, "block_tokens": BLOCK_SIZE, **shared}
     return runner.ExperimentPlan(
         name="load-report",
         facts=runner.facts_of(settings) | facts,
@@ -297,15 +282,16 @@ def report_figures(record: RoundsRecord) -> dict[str, Any]:
     """
     figures: dict[str, Any] = {}
     for cell, arms in record.cells.items():
-        if cell.startswith(("share-nothing ", "2wiki")):
-            ours, theirs = (arms[arm]["requests_s"] for arm in (SUBJECT, PREFIX))
-            if cell == "2wiki":
-                spread = (max(ours) - min(ours)) / median(ours)
-                rates = {"mepic_rps": median(ours), "prefix_rps": median(theirs)}
-                figures["load"] = {**rates, "spread": spread}
-            else:
-                ratio = median(by_round(ours, theirs))
-                figures.setdefault("share_nothing", {})[f"chunk_{cell.split()[-1]}"] = ratio
+        if not cell.startswith(("share-nothing ", "2wiki")):
+            continue
+        ours, theirs = (arms[arm]["requests_s"] for arm in (SUBJECT, PREFIX))
+        if cell == "2wiki":
+            spread = (max(ours) - min(ours)) / median(ours)
+            rates = {"mepic_rps": median(ours), "prefix_rps": median(theirs)}
+            figures["load"] = {**rates, "spread": spread}
+        else:
+            ratio = median(by_round(ours, theirs))
+            figures.setdefault("share_nothing", {})[f"chunk_{cell.split()[-1]}"] = ratio
     if SUBJECT in record.compiled:
         figures["jit_after_ready"] = len(record.compiled[SUBJECT])
     return figures

@@ -120,8 +120,8 @@ def steps(output: Path, runs: Path, commit: str | None) -> list[CheckStep]:
     said = "decoding by how many requests share a chunk"
     add("decode-sharing", said, "decode-load", "--sharing", *where)
     for gpus in (2, 4):
-        said = f"throughput on {gpus} GPUs"
-        add(f"scaling-{gpus}", said, "scaling", *where, "--workers", str(gpus), gpus=gpus)
+        flags = ("--workers", str(gpus))
+        add(f"scaling-{gpus}", f"throughput on {gpus} GPUs", "scaling", *where, *flags, gpus=gpus)
     grid, gpu = output.parent / "break_even" / output.name, ("--device", "cuda")
     there = (*gpu, "--output", str(grid), *named)
     add("break-even", "where chunks pay, over a grid of traffic", "break-even", *there)
