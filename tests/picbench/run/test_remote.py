@@ -80,25 +80,17 @@ def failures(result: GroupResult) -> list[str]:
     return [o.message for o in result.outcomes if isinstance(o, Failure)]
 
 
-def together(count: int) -> Callable[[list[dict[str, Any]]], list[Any]]:
-    """Hold replies back until so many requests are in flight."""
-    barrier = threading.Barrier(count, timeout=20)
-
-    def hold(events: list[dict[str, Any]]) -> list[Any]:
-        barrier.wait()
-        return events
-
-    return hold
-
-
-def test_token_ids_are_sent_and_the_reply_is_measured() -> None:
+def test_token_ids_are_sent_and_the_reply_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, "k-1")
     server = CompletionServer()
     with connected(server) as remote:
         described = remote.ready()
         (reply,) = replies(remote.run([request()], 1))
-    assert described["model"] == MODEL
+        with pytest.raises(EngineError, match="cannot be dropped"):
+            remote.reset()
+    assert (described["model"], described["version"]) == (MODEL, "1.2.3")
     assert str(described["server"]).startswith("tiny-server/1")
-    assert described["version"] == "1.2.3"
+    assert server.keys == {"Bearer k-1"} and "k-1" not in str(described)
     (body,) = server.bodies
     assert body == {
         "model": MODEL,
@@ -123,9 +115,14 @@ def test_no_more_than_the_concurrency_are_in_flight_unless_they_arrive(
     concurrency: int | None, arrivals: list[float] | None
 ) -> None:
     count = 2 if arrivals else 8
-    server = CompletionServer(events=together(2))
+    barrier = threading.Barrier(2, timeout=20)  # Replies wait until two requests are in flight.
+
+    def hold(events: list[Any]) -> list[Any]:
+        barrier.wait()
+        return events
+
+    server = CompletionServer(events=hold)
     with connected(server) as remote:
-        remote.ready()
         result = remote.run([request(n) for n in range(count)], concurrency, arrivals)
     assert server.most == 2
     assert sorted(body["prompt"][0] for body in server.bodies) == list(range(count))
@@ -203,65 +200,38 @@ def test_a_server_that_goes_away_fails_its_requests_and_cannot_be_connected() ->
     ],
 )
 def test_the_model_must_be_served(models: tuple[str, ...], model: str | None, message: str) -> None:
-    with (
-        connected(CompletionServer(models=models), model=model) as remote,
-        pytest.raises(ConfigError, match=message),
-    ):
+    server = CompletionServer(models=models)
+    with connected(server, model=model) as remote, pytest.raises(ConfigError, match=message):
         remote.ready()
 
 
-def test_the_key_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEY, "k-1")
-    server = CompletionServer()
-    with connected(server) as remote:
-        assert "k-1" not in str(remote.ready())
-        replies(remote.run([request()], 1))
-    assert server.keys == {"Bearer k-1"}
-
-
-def test_its_cache_cannot_be_dropped() -> None:
-    with connected(CompletionServer()) as remote, pytest.raises(EngineError, match="cannot be"):
-        remote.reset()
-
-
-def stream(texts: list[str], tokens: int, end: str = "\n") -> bytes:
-    events = [{"choices": [{"text": text}]} for text in texts]
-    events[-1]["choices"][0]["finish_reason"] = "stop"
-    usage = {"prompt_tokens": 7, "completion_tokens": tokens}
-    events.append({"choices": [], "usage": usage})  # type: ignore[dict-item]
-    lines = [f"data: {json.dumps(event, ensure_ascii=False)}{2 * end}" for event in events]
-    return f": a comment{2 * end}".join([*lines, f"data: [DONE]{2 * end}"]).encode()
-
-
 def measure(
-    monkeypatch: pytest.MonkeyPatch, content: bytes, *, clock: list[float], arrived: float
+    monkeypatch: pytest.MonkeyPatch, texts: list[str], tokens: int, end: str, clock: list[float]
 ) -> ServedReply:
-    """The reply to `content`, whose clock is read when it is sent and when each token comes."""
+    """A reply that arrived at 9.5; the clock is read when it is sent and when each token comes."""
+    events: list[dict[str, Any]] = [{"choices": [{"text": text}]} for text in texts]
+    events[-1]["choices"][0]["finish_reason"] = "stop"
+    events.append({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": tokens}})
+    lines = [f"data: {json.dumps(event, ensure_ascii=False)}{2 * end}" for event in events]
+    content = f": a comment{2 * end}".join([*lines, f"data: [DONE]{2 * end}"]).encode()
     times = iter(clock)
-    now = SimpleNamespace(perf_counter=lambda: next(times))
-    monkeypatch.setattr(module, "time", now)
-    transport = httpx.MockTransport(
-        lambda _: httpx.Response(
-            200, content=content, headers={"Content-Type": "text/event-stream"}
-        )
-    )
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    headers = {"Content-Type": "text/event-stream"}
+    reply = httpx.Response(200, content=content, headers=headers)
 
     async def send() -> ServedReply:
+        transport = httpx.MockTransport(lambda _: reply)
         async with httpx.AsyncClient(base_url="http://h/v1/", transport=transport) as client:
-            return await stream_completion(client, {}, 7, arrived)
+            return await stream_completion(client, {}, 7, 9.5)
 
     return asyncio.run(send())
 
 
-@pytest.mark.parametrize(
-    ("texts", "tokens", "tpot"),
-    [(["a", "", "b"], 5, (20.0 - 12.0) / 4), (["a", "", "b"], 1, None)],
-)
+@pytest.mark.parametrize(("tokens", "tpot"), [(5, (20.0 - 12.0) / 4), (1, None)])
 def test_times_are_those_of_the_first_and_the_last_token(
-    monkeypatch: pytest.MonkeyPatch, texts: list[str], tokens: int, tpot: float | None
+    monkeypatch: pytest.MonkeyPatch, tokens: int, tpot: float | None
 ) -> None:
-    content = stream(texts, tokens)
-    reply = measure(monkeypatch, content, clock=[10.0, 12.0, 13.0, 20.0], arrived=9.5)
+    reply = measure(monkeypatch, ["a", "", "b"], tokens, "\n", [10.0, 12.0, 13.0, 20.0])
     assert (reply.text, reply.output_tokens, reply.tpot) == ("ab", tokens, tpot)
     assert (reply.late, reply.ttft, reply.e2e) == (0.5, 2.5, 10.5)
 
@@ -271,20 +241,13 @@ def test_a_reply_may_have_what_others_end_lines_with(
     monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     texts = ["a\u2028b", "c\x85", "\u2029d"]
-    content = stream(texts, tokens=3, end=end)
-    assert measure(monkeypatch, content, clock=[1.0] * 4, arrived=1.0).text == "".join(texts)
+    assert measure(monkeypatch, texts, 3, end, [9.5] * 4).text == "".join(texts)
 
 
 def test_a_server_has_a_name_an_address_and_options() -> None:
-    found = parse_endpoints(
-        [
-            "a=http://h:1/v1/",
-            "b=https://h/v1,timeout=2.5,model=org/m",
-            "c=http://h/v1,simulated=yes",
-            "d=http://h/v1,simulated=no",
-        ],
-        ["full"],
-    )
+    values = ["a=http://h:1/v1/", "b=https://h/v1,timeout=2.5,model=org/m"]
+    values += ["c=http://h/v1,simulated=yes", "d=http://h/v1,simulated=no"]
+    found = parse_endpoints(values, ["full"])
     assert found == {
         "a": Endpoint("http://h:1/v1", None, 600.0),
         "b": Endpoint("https://h/v1", "org/m", 2.5),
@@ -294,24 +257,14 @@ def test_a_server_has_a_name_an_address_and_options() -> None:
     assert found["c"].spec == "http://h/v1 simulated"
 
 
+NAMES = ["http://h/v1", "other=http://i/v1", "=http://h/v1", "a/b=http://h/v1"]
+NAMES += ["full=http://h/v1", "ours=http://h/v1"]
+ADDRESSES = ["h:80/v1", "http://", "http://h:port/v1"]
+OPTIONS = ["models=m", "model=", "timeout=0", "timeout=soon", "simulated=1"]
+
+
 @pytest.mark.parametrize(
-    "value",
-    [
-        "http://h/v1",
-        "other=http://i/v1",
-        "=http://h/v1",
-        "a/b=http://h/v1",
-        "a=h:80/v1",
-        "a=http://",
-        "a=http://h:port/v1",
-        "a=http://h/v1,models=m",
-        "a=http://h/v1,model=",
-        "a=http://h/v1,timeout=0",
-        "a=http://h/v1,timeout=soon",
-        "a=http://h/v1,simulated=1",
-        "full=http://h/v1",
-        "ours=http://h/v1",
-    ],
+    "value", [*NAMES, *(f"a={url}" for url in ADDRESSES), *(f"a=http://h/v1,{o}" for o in OPTIONS)]
 )
 def test_anything_else_is_refused_by_the_fields_name(value: str) -> None:
     with pytest.raises(ConfigError, match="`arm`"):
@@ -349,16 +302,32 @@ def counted(metrics: Metrics) -> ServerCounts | None:
     return served(CompletionServer(metrics=metrics), *requests).counted
 
 
-def test_counts_are_those_of_the_batch_and_of_all_engines() -> None:
-    found = counted(vllm_metrics)
-    assert found == ServerCounts(
-        prompt_tokens=8,
-        cached_tokens=18,
-        queried_tokens=8,
-        hit_tokens=16,
-        preemptions=2,
-        peak_kv_usage=0.25,
-    )
+def begun(server: CompletionServer, name: str) -> str:
+    """A counter of requests that is not there before it counts."""
+    return f"{name}_total {len(server.bodies)}.0\n" if server.bodies else ""
+
+
+FROM_BOTH = ServerCounts(8, 18, 8, 16, preemptions=2, peak_kv_usage=0.25)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "found"),
+    [
+        (vllm_metrics, FROM_BOTH),
+        (
+            lambda server: f"vllm:prompt_tokens_total 7\n{begun(server, 'vllm:num_preemptions')}",
+            ServerCounts(prompt_tokens=0, preemptions=2),
+        ),
+        # As SGLang's, which has none before it has served anything.
+        (
+            lambda server: f"go_gc_seconds 0.1\n{begun(server, 'sglang:prompt_tokens')}",
+            ServerCounts(prompt_tokens=2),
+        ),
+    ],
+    ids=["of all engines", "one begins", "all begin"],
+)
+def test_counts_are_those_of_the_batch_from_zero(metrics: Metrics, found: ServerCounts) -> None:
+    assert counted(metrics) == found
 
 
 @pytest.mark.parametrize(
@@ -389,27 +358,6 @@ def test_metrics_are_known_by_their_names(text: str, found: dict[str, float]) ->
     assert parse_metrics(text) == found
 
 
-def test_a_counter_that_begins_to_count_began_at_zero() -> None:
-    def late(server: CompletionServer) -> str:
-        shown = f"vllm:num_preemptions_total {len(server.bodies)}.0\n" if server.bodies else ""
-        return f"vllm:prompt_tokens_total 7.0\n{shown}"
-
-    found = counted(late)
-    assert found is not None
-    assert (found.preemptions, found.cached_tokens) == (2, None)
-
-
-def test_a_server_that_has_served_nothing_may_have_no_counters_yet() -> None:
-    """As SGLang's: its first batch is counted all the same."""
-
-    def fresh(server: CompletionServer) -> str:
-        tokens = sum(len(body["prompt"]) for body in server.bodies)
-        counters = f"sglang:prompt_tokens_total {tokens}.0\n" if server.bodies else ""
-        return f"go_gc_duration_seconds 0.1\n{counters}"
-
-    assert counted(fresh) == ServerCounts(prompt_tokens=8)
-
-
 @pytest.mark.parametrize(
     "metrics",
     [
@@ -431,7 +379,6 @@ def test_a_server_without_known_metrics_counts_nothing(metrics: Metrics) -> None
 @pytest.mark.parametrize(
     ("counts", "share"),
     [
-        (ServerCounts(), None),
         (ServerCounts(prompt_tokens=10), None),
         (ServerCounts(prompt_tokens=10, cached_tokens=0), 0.0),
         (ServerCounts(prompt_tokens=10, cached_tokens=4, queried_tokens=8, hit_tokens=2), 0.4),
