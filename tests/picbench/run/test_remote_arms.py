@@ -25,24 +25,40 @@ def harness() -> Harness:
     return Harness([make_sample(n) for n in range(6)])
 
 
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
 def run(harness: Harness, output: Path, *flags: str) -> Result:
     given = ("run", "--dataset", "fake", "--algo", "full,mepic", "--concurrency", "1")
     services = replace(harness.services(), files=write_run_files)
     return CliRunner().invoke(main, [*given, "--output", str(output), *flags], obj=services)
 
 
+def run_with(server: CompletionServer, harness: Harness, output: Path, *, code: int = 0) -> str:
+    """What is printed by a run with the arm `theirs`."""
+    with serving(server):
+        result = run(harness, output, "--arm", f"theirs={server.url}")
+    assert result.exit_code == code, result.stderr
+    return result.stdout
+
+
 def read(path: Path) -> Any:
     return json.loads(path.read_text())
+
+
+def cells(printed: str) -> list[str]:
+    """The cells of the arm in the printed table."""
+    line = next(text for text in printed.splitlines() if text.startswith("│ theirs"))
+    return [cell.strip() for cell in line.split("│")]
 
 
 def test_a_server_elsewhere_is_an_arm_beside_the_others(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k-secret")
-    output = tmp_path / "run"
-    with serving(CompletionServer()) as server:
-        result = run(harness, output, "--arm", f"theirs={server.url}")
-    assert result.exit_code == 0, result.stderr
+    server, output = CompletionServer(), tmp_path / "run"
+    assert cells(run_with(server, harness, output))[-4:-1] == ["-", "-", "-"]
     prompts = [list(sample.tokens) for sample in harness.samples]
     assert sorted(body["prompt"] for body in server.bodies) == sorted(prompts)
 
@@ -55,31 +71,21 @@ def test_a_server_elsewhere_is_an_arm_beside_the_others(
     assert (arm.tokens.reused, arm.computed_tokens, arm.output_tokens) == (None, None, 12)
     assert arm.ttft_vs_full is not None and arm.ttft_vs_full.pairs == 6
     assert read(output / "manifest.json")["arms"]["theirs"]["engine"]["url"] == server.url
-    line = next(text for text in result.stdout.splitlines() if text.startswith("│ theirs"))
-    assert [cell.strip() for cell in line.split("│")][-4:-1] == ["-", "-", "-"]
     files = [path.read_bytes() for path in output.rglob("*") if path.is_file()]
     assert not any(b"k-secret" in content for content in files)
 
-
-def test_what_reads_runs_reads_one_with_a_server_elsewhere(
-    harness: Harness, tmp_path: Path
-) -> None:
-    output = tmp_path / "run"
-    with serving(CompletionServer()) as server:
-        assert run(harness, output, "--arm", f"theirs={server.url}").exit_code == 0
     assert (output / "table.md").exists()
-    arm = measured_arms(read_run(output))["theirs"]
-    assert "reused_tokens" not in arm.counters and "peak_blocks" not in arm.totals
-    assert arm.counters["output_tokens"] == (2,) * 6
-    shown = CliRunner().invoke(main, ["show", str(output)])
+    compared = measured_arms(found)["theirs"]
+    assert "reused_tokens" not in compared.counters and "peak_blocks" not in compared.totals
+    assert compared.counters["output_tokens"] == (2,) * 6
+    shown = invoke("show", output)
     assert shown.exit_code == 0 and f"theirs={server.url}" in shown.output
-    page = CliRunner().invoke(main, ["report", str(output), "--output", str(tmp_path / "r.html")])
+    page = invoke("report", output, "--output", tmp_path / "r.html")
     assert page.exit_code == 0, page.output
 
 
 def test_counters_that_the_server_gives_are_kept(harness: Harness, tmp_path: Path) -> None:
-    with serving(CompletionServer(cached=9)) as server:
-        assert run(harness, tmp_path / "run", "--arm", f"theirs={server.url}").exit_code == 0
+    run_with(CompletionServer(cached=9), harness, tmp_path / "run")
     arm = read_run(tmp_path / "run").summary["theirs"]
     assert (arm.tokens.reused, arm.computed_tokens) == (6 * 9, 6 * (36 - 9))
 
@@ -88,11 +94,8 @@ def test_what_the_server_counts_by_itself_is_kept_and_shown(
     harness: Harness, tmp_path: Path
 ) -> None:
     output = tmp_path / "run"
-    with serving(CompletionServer(metrics=vllm_metrics)) as server:
-        result = run(harness, output, "--arm", f"theirs={server.url}")
-    assert result.exit_code == 0, result.stderr
-    arm = read_run(output).summary["theirs"]
-    assert arm.counted == ServerCounts(
+    printed = run_with(CompletionServer(metrics=vllm_metrics), harness, output)
+    assert read_run(output).summary["theirs"].counted == ServerCounts(
         prompt_tokens=6 * 36,
         cached_tokens=6 * 9,
         queried_tokens=6 * 36,
@@ -101,31 +104,28 @@ def test_what_the_server_counts_by_itself_is_kept_and_shown(
         preemptions=6,
         peak_kv_usage=0.25,
     )
-    lines = (output / "batches.jsonl").read_text().splitlines()
-    batches = [json.loads(line) for line in lines]
+    batches = [json.loads(line) for line in (output / "batches.jsonl").read_text().splitlines()]
     assert {b["counted"]["cached_tokens"] for b in batches if b["arm"] == "theirs"} == {9}
     assert {b["counted"] for b in batches if b["arm"] != "theirs"} == {None}
-    table = next(line for line in result.stdout.splitlines() if line.startswith("│ theirs"))
-    assert [cell.strip() for cell in table.split("│")][-3:-1] == ["25.0%", "-"]
+    assert cells(printed)[-3:-1] == ["25.0%", "-"]
     assert (
         "theirs: by its own counters 25.0% of prompt tokens came from its caches; 6 preemptions; "
         "at most 25% of its KV memory was seen in use"
-    ) in " ".join(result.stdout.split())
+    ) in " ".join(printed.split())
     assert read(output / "manifest.json")["arms"]["theirs"]["engine"]["metrics"] is True
     frame = pd.read_csv(output / "table.csv").set_index("arm")
     assert frame["counted_cached_tokens"].dropna().to_dict() == {"theirs": 54}
     assert "| 25.0 |" in (output / "table.md").read_text()
-    assert "serves others" not in result.stdout
+    assert "serves others" not in printed
 
 
 def test_a_server_that_serves_others_meanwhile_is_told_of(harness: Harness, tmp_path: Path) -> None:
     def busy(server: CompletionServer) -> str:
         return f"vllm:prompt_tokens_total {100 * len(server.bodies)}.0\n"
 
-    with serving(CompletionServer(metrics=busy)) as server:
-        result = run(harness, tmp_path / "run", "--arm", f"theirs={server.url}")
-    said = " ".join(result.stdout.split())
-    assert "600 prompt tokens where 216 were sent: it serves others, too" in said
+    said = run_with(CompletionServer(metrics=busy), harness, tmp_path / "run")
+    told = "600 prompt tokens where 216 were sent: it serves others, too"
+    assert told in " ".join(said.split())
 
 
 def test_a_simulated_arm_is_marked_from_the_manifest_to_the_figures(
@@ -145,24 +145,22 @@ def test_a_simulated_arm_is_marked_from_the_manifest_to_the_figures(
     assert "| sim (simulated) |" in table and "Simulated arms: no engine computed" in table
     assert pd.read_csv(output / "table.csv").set_index("arm")["provenance"].to_dict() == found
     for style in ("markdown", "latex"):
-        shown = CliRunner().invoke(main, ["table", str(output), "--format", style])
-        assert "sim (simulated)" in shown.stdout
+        assert "sim (simulated)" in invoke("table", output, "--format", style).stdout
     # A server elsewhere has no ledger, so that the figure of memory does not have it.
     for name in ("ttft", "accuracy"):
         figure = (output / f"{name}.svg").read_text()
         assert "sim (simulated)" in figure and ">full<" in figure
-    page = tmp_path / "r.html"
-    CliRunner().invoke(main, ["report", str(output), "--output", str(page)])
-    assert page.read_text().count("sim: simulated") > 3
-    assert "sim is simulated: no engine computed anything" in page.read_text()
-    compared = CliRunner().invoke(main, ["compare", str(output), "--arms", "full,sim"])
+    invoke("report", output, "--output", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("sim: simulated") > 3
+    assert "sim is simulated: no engine computed anything" in page
+    compared = invoke("compare", output, "--arms", "full,sim")
     assert "the numbers of sim are simulated" in compared.stdout, compared.output
 
 
 def test_failing_requests_are_failed_rows(harness: Harness, tmp_path: Path) -> None:
-    with serving(CompletionServer(fails=lambda prompt: 1002 in prompt)) as server:
-        result = run(harness, tmp_path / "run", "--arm", f"theirs={server.url}")
-    assert result.exit_code == 4
+    server = CompletionServer(fails=lambda prompt: 1002 in prompt)
+    run_with(server, harness, tmp_path / "run", code=4)
     failed = [row for row in read_run(tmp_path / "run").rows if row.error is not None]
     assert [(row.arm, row.sample) for row in failed] == [("theirs", "s2")]
 
