@@ -4,6 +4,7 @@ import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from picbench.engines.request import Chunk, Hits, Request, Result, Timings, Toke
 from picbench.errors import ConfigError, EngineError
 from picbench.run.job import prepare
 from picbench.run.schedule import PlainProgress
-from picbench.run.server import run_group
+from picbench.run.server import Arrivals, run_group
 from picbench.run.session import Services, execute
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig, parse_config
@@ -64,6 +65,7 @@ class FakeEngine:
     tier_seconds: float = 0.0
     compilations: Sequence[str] = ()
     notes: Sequence[str] = ()
+    memory_use = (MemoryUse("cpu", 4 << 20, 2 << 20, 1 << 20, process_bytes=10 << 20),)
 
     def __enter__(self) -> Self:
         return self
@@ -76,29 +78,23 @@ class FakeEngine:
         return [make_snapshot(0, 0.0, 10), make_snapshot(1, 0.5, 20), make_snapshot(2, 1.0, 0)]
 
     @property
-    def moved(self) -> Mapping[str, tuple[int, int]]:
-        groups = sum(call.startswith("generate") for call in self.calls)
-        return {"host": (100 * groups, 10 * groups)}
-
-    @property
     def evictions(self) -> Mapping[str, int]:
         return {"chunk": 0, "prefix": 0}
 
     @property
-    def memory_use(self) -> Sequence[MemoryUse]:
-        return [MemoryUse("cpu", 4 << 20, 2 << 20, 1 << 20, process_bytes=10 << 20)]
+    def groups(self) -> int:
+        return sum(call.startswith("generate") for call in self.calls)
+
+    @property
+    def moved(self) -> Mapping[str, tuple[int, int]]:
+        return {"host": (100 * self.groups, 10 * self.groups)}
 
     @property
     def step_times(self) -> StepTimes:
-        groups = sum(call.startswith("generate") for call in self.calls)
-        return StepTimes(2.0 * groups, self.tier_seconds * groups)
+        return StepTimes(2.0 * self.groups, self.tier_seconds * self.groups)
 
     def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
+        self, requests: Sequence[Request], *, concurrency: int | None, arrivals: Arrivals = None
     ) -> list[Result]:
         how = f"at {concurrency}" if arrivals is None else f"from {min(arrivals)} s"
         self.calls.append(f"generate {len(requests)} {how}")
@@ -139,53 +135,65 @@ class FakeEngine:
 
 
 @dataclass
-class CachingEngine(FakeEngine):
-    """Reuses the chunks that it saw last, unless it is `full`; replies tell what is cached."""
+class KeepingEngine(FakeEngine):
+    """Keeps the last `capacity` of what it is given to keep; `evicted` counts the others."""
 
-    capacity: int = 5
-    cached: dict[tuple[int, ...], None] = field(default_factory=dict)
-
-    @property
-    def memory(self) -> Sequence[Snapshot]:
-        return [make_snapshot(0, 0.0, 10), make_snapshot(1, 0.5, 10 + len(self.cached))]
+    capacity: int = 1000
+    cached: dict[object, None] = field(default_factory=dict)
+    evicted: int = 0
 
     def reset(self) -> None:
         super().reset()
         self.cached.clear()
 
+    def keep(self, found: Sequence[object]) -> None:
+        for one in found:
+            self.cached.pop(one, None)
+            self.cached[one] = None
+        for one in list(self.cached)[: -self.capacity]:
+            del self.cached[one]
+            self.evicted += 1
+
+
+def chunks_of(request: Request) -> list[tuple[int, ...]]:
+    return [tuple(s.tokens) for s in request.segments if isinstance(s, Chunk) and s.tokens]
+
+
+@dataclass
+class CachingEngine(KeepingEngine):
+    """Reuses the chunks that it saw last, unless it is `full`; replies tell what is cached."""
+
+    capacity: int = 5
+
+    @property
+    def memory(self) -> Sequence[Snapshot]:
+        return [make_snapshot(0, 0.0, 10), make_snapshot(1, 0.5, 10 + len(self.cached))]
+
     def _answer(self, request: Request) -> Result:
         plain = super()._answer(request)
         if self.algorithm == "full":
             return plain
-        chunks = [s.tokens for s in request.segments if isinstance(s, Chunk) and s.tokens]
-        reused = sum(len(chunk) for chunk in chunks if chunk in self.cached)
-        for chunk in chunks:
-            self.cached.pop(chunk, None)
-            self.cached[chunk] = None
-        for chunk in list(self.cached)[: -self.capacity]:
-            del self.cached[chunk]
+        reused = sum(len(chunk) for chunk in chunks_of(request) if chunk in self.cached)
+        self.keep(chunks_of(request))
         return replace(
             plain,
             text="yes" if reused else "no",
-            tokens=tuple(chunk[0] for chunk in self.cached),
+            tokens=tuple(chunk[0] for chunk in self.cached),  # type: ignore[index]
             counts=TokenCounts(prompt=len(plain.prompt_tokens), reused=reused),
             hits=Hits(chunk=reused // 16),
         )
 
 
 @dataclass
-class PicEngine(FakeEngine):
+class PicEngine(KeepingEngine):
     """Counts as the PIC engine does: missing chunks are compiled, and are reused all the same.
 
     With `prefix` it is stock vLLM, which finds whole blocks. It has room for `capacity` chunks or
     blocks; what it drops is evicted, `lossy` engines do not say so, `stale` ones keep all at reset.
     """
 
-    capacity: int = 1000
     lossy: bool = False
     stale: bool = False
-    cached: dict[object, None] = field(default_factory=dict)
-    evicted: int = 0
 
     @property
     def evictions(self) -> Mapping[str, int]:
@@ -193,9 +201,10 @@ class PicEngine(FakeEngine):
         return {"chunk": 0, "prefix": 0} | {kind: 0 if self.lossy else self.evicted}
 
     def reset(self) -> None:
+        known = dict(self.cached)
         super().reset()
-        if not self.stale:
-            self.cached.clear()
+        if self.stale:
+            self.cached = known
 
     def _answer(self, request: Request) -> Result:
         plain = super()._answer(request)
@@ -208,36 +217,24 @@ class PicEngine(FakeEngine):
         if self.algorithm == "prefix":
             blocks = [prompt[:end] for end in range(16, len(prompt) + 1, 16)]
             known = [block in self.cached for block in blocks]
-            self._keep(blocks)
+            self.keep(blocks)
             return TokenCounts(len(prompt), 16 * [*known, False].index(False))
-        chunks = [s.tokens for s in request.segments if isinstance(s, Chunk) and s.tokens]
+        chunks = chunks_of(request)
         missing = {chunk for chunk in chunks if chunk not in self.cached}
-        self._keep(chunks)
+        self.keep(chunks)
         compiled = sum(map(len, missing))
         return TokenCounts(len(prompt), sum(map(len, chunks)), compiled)
-
-    def _keep(self, found: Sequence[object]) -> None:
-        for one in found:
-            self.cached.pop(one, None)
-            self.cached[one] = None
-        for one in list(self.cached)[: -self.capacity]:
-            del self.cached[one]
-            self.evicted += 1
 
 
 def make_reusing_samples(count: int) -> list[Sample]:
     """Samples with two of a dozen chunks each, so that a small cache hits some."""
-    texts = SampleSegment("text", "t", (1, 2)), SampleSegment("text", "q", (3, 4))
-    return [
-        Sample(
-            f"s{n}",
-            "fake",
-            (texts[0], *(SampleSegment("chunk", "c", (c,) * 16) for c in chunks), texts[1]),
-            ("yes",),
-            2,
-        )
-        for n, chunks in enumerate((100 + n * n % 7, 200 + n * 5 % 6) for n in range(count))
-    ]
+    text, question = SampleSegment("text", "t", (1, 2)), SampleSegment("text", "q", (3, 4))
+    samples = []
+    for n in range(count):
+        numbers = (100 + n * n % 7, 200 + n * 5 % 6)
+        chunks = [SampleSegment("chunk", "c", (number,) * 16) for number in numbers]
+        samples.append(Sample(f"s{n}", "fake", (text, *chunks, question), ("yes",), 2))
+    return samples
 
 
 class BrokenEngine(FakeEngine):
@@ -283,16 +280,10 @@ class RefusingEngine(FakeEngine):
 class InterruptedEngine(FakeEngine):
     """Is stopped by the user at its second group."""
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
-    ) -> list[Result]:
+    def generate(self, requests: Sequence[Request], **pace: Any) -> list[Result]:
         if self.calls.count("measure") == 2:
             raise KeyboardInterrupt
-        return super().generate(requests, concurrency=concurrency, arrivals=arrivals)
+        return super().generate(requests, **pace)
 
 
 class ForgetfulEngine(FakeEngine):
@@ -300,29 +291,17 @@ class ForgetfulEngine(FakeEngine):
 
     forgotten = 1
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
-    ) -> list[Result]:
-        results = super().generate(requests, concurrency=concurrency, arrivals=arrivals)
+    def generate(self, requests: Sequence[Request], **pace: Any) -> list[Result]:
         unknown = range(1000, 1000 + self.forgotten)
+        results = super().generate(requests, **pace)
         return [replace(r, text="no") if r.prompt_tokens[2] in unknown else r for r in results]
 
 
 class DeafEngine(FakeEngine):
     """Runs other tokens than it was given."""
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
-    ) -> list[Result]:
-        results = super().generate(requests, concurrency=concurrency, arrivals=arrivals)
+    def generate(self, requests: Sequence[Request], **pace: Any) -> list[Result]:
+        results = super().generate(requests, **pace)
         return [replace(result, prompt_tokens=result.prompt_tokens[1:]) for result in results]
 
 
@@ -344,16 +323,12 @@ class FakeServer:
         return self.engine.describe()
 
     def run(
-        self,
-        requests: Sequence[Request],
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
+        self, requests: Sequence[Request], concurrency: int | None, arrivals: Arrivals = None
     ) -> GroupResult:
-        if self.runs == self.dies_at:
-            raise EngineError(f"arm {self.name}: the engine's process was ended by SIGKILL")
+        result: GroupResult = self.call(partial(run_group, requests, concurrency, arrivals))
         self.runs += 1
         self.order.append(self.name)
-        return run_group(requests, concurrency, arrivals, self.engine)
+        return result
 
     def call(self, function: Callable[[Any], Any]) -> Any:
         if self.runs == self.dies_at:
@@ -391,15 +366,9 @@ class Harness:
     def load(self, config: RunConfig) -> Workload:
         model = ModelSpec("shape:fake", "fake", self.weights)  # type: ignore[arg-type]
         samples = tuple(self.samples[: config.limit])
-        return Workload(
-            "fake",
-            "f1",
-            model,
-            samples,
-            Grader(lambda text, answers: float(text in answers)),
-            arrivals=self.arrivals,
-            preload=tuple(self.preload),
-        )
+        grader = Grader(lambda text, answers: float(text in answers))
+        ahead = {"arrivals": self.arrivals, "preload": tuple(self.preload)}
+        return Workload("fake", "f1", model, samples, grader, **ahead)
 
     def launch(self, name: str, config: EngineConfig, log: Path) -> FakeServer:
         log.write_text("started\n")

@@ -44,7 +44,7 @@ def test_packages_are_searched_once_for_all_arms(monkeypatch: pytest.MonkeyPatch
     assert searched == [notation.GROUP]
 
 
-PROMPT = Request([Text(tokens=(1, 2))])
+PROMPT, LOG = Request([Text(tokens=(1, 2))]), Path("arm.log")
 
 
 class Recorder:
@@ -69,64 +69,54 @@ class Recorder:
         self.calls.append(f"warm up {algorithm}")
 
 
-@pytest.fixture
-def started() -> dict[str, Recorder]:
-    return {}
+class Shared(SharedEngines):
+    """Keeps the calls of the engines that it starts, by their names."""
 
+    def __init__(self) -> None:
+        self.calls: dict[str, list[str]] = {}
+        super().__init__(self.record)
 
-@pytest.fixture
-def shared(started: dict[str, Recorder]) -> SharedEngines:
-    return SharedEngines(lambda name, config, log: started.setdefault(name, Recorder()))
+    def record(self, name: str, *_: object) -> Any:
+        server = Recorder()
+        self.calls[name] = server.calls
+        return server
 
 
 def config(algorithm: str, *, stock: bool = False, order: str = "head") -> EngineConfig:
     return EngineConfig("m", algorithm=algorithm, stock=stock, compile_order=order)
 
 
-def test_an_arm_finds_the_caches_empty_after_another(
-    shared: SharedEngines, started: dict[str, Recorder]
-) -> None:
-    log = Path("arm.log")
-    with shared:
-        mepic, epic = (shared.launch(n, config(n), log) for n in ("mepic", "epic:k=16"))
+def test_an_arm_finds_the_caches_empty_after_another() -> None:
+    with Shared() as shared:
+        mepic, epic = (shared.launch(n, config(n), LOG) for n in ("mepic", "epic:k=16"))
         assert mepic.ready()["shared"] is True
         epic.ready()
         for arm in (mepic, mepic, epic):
             arm.run([PROMPT], None)
         mepic.close()
-    assert started["picbench"].calls == [
+    assert shared.calls["picbench"] == [
         *("ready", "warm up mepic", "warm up epic:k=16"),
         *("reset", "mepic None", "mepic None", "reset", "epic:k=16 None", "close"),
     ]
 
 
-def test_in_stock_vllm_full_recompute_is_a_tenant_a_request(
-    shared: SharedEngines, started: dict[str, Recorder]
-) -> None:
-    full, prefix = (shared.launch(n, config(n, stock=True), Path("l")) for n in ("full", "prefix"))
+def test_in_stock_vllm_full_recompute_is_a_tenant_a_request() -> None:
+    shared = Shared()
+    full, prefix = (shared.launch(n, config(n, stock=True), LOG) for n in ("full", "prefix"))
     full.run([PROMPT, PROMPT], None)
     prefix.run([PROMPT], None)
-    assert started["stock"].calls == [
-        *("reset", "None request 1", "None request 2", "reset", "None None")
-    ]
+    salted = ["None request 1", "None request 2"]
+    assert shared.calls["stock"] == ["reset", *salted, "reset", "None None"]
 
 
-def test_engines_that_nobody_needs_are_closed(
-    shared: SharedEngines, started: dict[str, Recorder]
-) -> None:
-    stock = config("prefix", stock=True, order="isps")
-    shared.launch("mepic", config("mepic", order="isps"), Path("l"))
-    shared.launch("prefix", stock, Path("l"))
+def test_engines_are_closed_when_no_arm_needs_them_and_started_again_when_killed() -> None:
+    shared = Shared()
+    shared.launch("mepic", config("mepic", order="isps"), LOG)
+    shared.launch("prefix", config("prefix", stock=True, order="isps"), LOG)
     shared.retain([config("mepic"), config("full", stock=True)])
-    assert started["picbench"].calls == ["close"]
-    assert started["stock"].calls == []
-
-
-def test_an_engine_that_was_killed_is_started_again(
-    shared: SharedEngines, started: dict[str, Recorder]
-) -> None:
-    shared.launch("mepic", config("mepic"), Path("l")).kill()
-    first = started.pop("picbench")
-    shared.launch("mepic", config("mepic"), Path("l"))
-    assert first.calls == ["kill"]
-    assert "picbench" in started
+    assert shared.calls == {"picbench": ["close"], "stock": []}
+    mepic = shared.launch("mepic", config("mepic"), LOG)
+    first = shared.calls.pop("picbench")
+    mepic.kill()
+    shared.launch("mepic", config("mepic"), LOG)
+    assert (first, shared.calls["picbench"]) == (["kill"], [])

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def spoken(times: list[float], total: int, done: int = 0) -> list[str]:
+def spoken(times: list[float], total: int, *done: int) -> list[str]:
     """What is said when one request ends at each time after the start; `done` ended before."""
     stream = io.StringIO()
-    clock: Iterator[float] = iter([0.0, 0.0, *times])
+    clock = iter([0.0, *(0.0 for _ in done), *times])
     progress = PlainProgress(total, stream, lambda: next(clock))
-    progress.begin(done)
+    for before in done:
+        progress.begin(before)
     for _ in times:
         progress.advance("mepic", 1)
     return stream.getvalue().splitlines()
@@ -34,57 +34,39 @@ def spoken(times: list[float], total: int, done: int = 0) -> list[str]:
 @pytest.mark.parametrize(
     ("seconds", "total", "done", "said"),
     [
-        (20.0, 10, 0, "1/10 requests, last by mepic, 0.05 requests/s, 3:00 left"),
-        # Requests of an earlier attempt do not count for the rate.
-        (20.0, 10, 7, "8/10 requests, last by mepic, 0.05 requests/s, 0:40 left"),
-        (20.0, 1, 0, "1/1 requests, last by mepic, 0.05 requests/s, took 0:20"),
-        (0.0, 1, 0, "1/1 requests, last by mepic"),
+        (20.0, 10, [0], "1/10 requests, last by mepic, 0.05 requests/s, 3:00 left"),
+        # Requests of earlier attempts do not count for the rate.
+        (20.0, 10, [7], "8/10 requests, last by mepic, 0.05 requests/s, 0:40 left"),
+        (20.0, 10, [6, 1], "8/10 requests, last by mepic, 0.05 requests/s, 0:40 left"),
+        (20.0, 1, [0], "1/1 requests, last by mepic, 0.05 requests/s, took 0:20"),
+        (0.0, 1, [0], "1/1 requests, last by mepic"),
     ],
 )
-def test_rate_and_time_left(seconds: float, total: int, done: int, said: str) -> None:
-    assert spoken([seconds], total, done) == [f"picbench: {said}"]
-
-
-def test_requests_of_earlier_runs_count_as_done() -> None:
-    stream = io.StringIO()
-    clock = iter([0.0, 0.0, 1.0, 2.0, 22.0])
-    progress = PlainProgress(10, stream, lambda: next(clock))
-    progress.begin(1)
-    progress.advance("mepic", 5)
-    progress.begin(1)
-    progress.advance("mepic", 1)
-    assert (
-        stream.getvalue() == "picbench: 8/10 requests, last by mepic, 0.05 requests/s, 0:40 left\n"
-    )
+def test_rate_and_time_left(seconds: float, total: int, done: list[int], said: str) -> None:
+    assert spoken([seconds], total, *done) == [f"picbench: {said}"]
 
 
 def test_lines_come_now_and_then_and_at_the_end() -> None:
-    lines = spoken([float(second) for second in range(1, 26)], total=25)
+    lines = spoken([float(second) for second in range(1, 26)], 25, 0)
     assert [line.split()[1] for line in lines] == ["10/25", "20/25", "25/25"]
 
 
-@pytest.mark.parametrize("variable", ["CI", "NO_COLOR"])
-def test_no_bar_where_none_is_wanted(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert is_live(Terminal())
-    assert not is_live(io.StringIO())
-    monkeypatch.setenv(variable, "1")
-    assert not is_live(Terminal())
-
-
-@pytest.mark.parametrize(("done", "shown"), [(0, "1/9"), (7, "8/9")])
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, done: int, shown: str) -> None:
+def test_a_terminal_gets_a_bar_unless_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr("sys.stderr", stream)
     with open_progress(9) as progress:
         progress.say("mepic is up")
-        progress.begin(done)
+        progress.begin(7)
         progress.advance("mepic", 1)
     assert "mepic is up" in stream.getvalue()
-    assert shown in stream.getvalue()
+    assert "8/9" in stream.getvalue()
+    assert not is_live(io.StringIO())
+    for variable in ("CI", "NO_COLOR"):
+        monkeypatch.setenv(variable, "1")
+        assert not is_live(stream)
+        monkeypatch.delenv(variable)
 
 
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,14 +82,13 @@ def test_minutes(seconds: float, text: str) -> None:
     assert minutes(seconds) == text
 
 
-def test_scores_of_real_weights_are_told(tmp_path: Path) -> None:
+def test_the_last_line_has_scores_of_real_weights_and_no_arms_without_results(
+    tmp_path: Path,
+) -> None:
     harness = Harness([make_sample(n) for n in range(2)], weights="real")
-    line = status_line(run_fakes(harness, tmp_path / "run", "full", "mepic"), 0)
+    folder = run_fakes(harness, tmp_path / "run", "full", "mepic")
+    line = status_line(folder, 0)
     assert "\n" not in line
     assert json.loads(line)["arms"]["mepic"]["score"] == 1.0
-
-
-def test_a_run_without_results_has_no_arms(tmp_path: Path) -> None:
-    folder = run_fakes(Harness([make_sample(0)]), tmp_path / "run", "mepic")
     (folder / SUMMARY).unlink()
     assert json.loads(status_line(folder, 130))["arms"] == {}
