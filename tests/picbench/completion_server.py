@@ -64,30 +64,28 @@ def vllm_metrics(server: CompletionServer) -> str:
     """What vLLM 0.32 writes, in part: two engines, of which one found 8 tokens of each prompt."""
     prompts = [body["prompt"] for body in server.bodies]
     tokens = sum(map(len, prompts))
-    return f"""\
-# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.
-# TYPE vllm:kv_cache_usage_perc gauge
-vllm:kv_cache_usage_perc{{engine="0",model_name="tiny"}} 0.25
-vllm:kv_cache_usage_perc{{engine="1",model_name="tiny"}} 0.125
-# HELP vllm:prefix_cache_queries_total Prefix cache queries, in terms of number of queried tokens.
-# TYPE vllm:prefix_cache_queries_total counter
-vllm:prefix_cache_queries_total{{engine="0",model_name="tiny"}} {1000.0 + tokens}
-vllm:prefix_cache_queries_total{{engine="1",model_name="tiny"}} 0.0
-# TYPE vllm:prefix_cache_queries_created gauge
-vllm:prefix_cache_queries_created{{engine="0",model_name="tiny"}} 1.7e+09
-# TYPE vllm:prefix_cache_hits_total counter
-vllm:prefix_cache_hits_total{{engine="0",model_name="tiny"}} {500.0 + 8 * len(prompts)}
-vllm:prefix_cache_hits_total{{engine="1",model_name="tiny"}} 0.0
-# TYPE vllm:num_preemptions_total counter
-vllm:num_preemptions_total{{engine="0",model_name="tiny"}} {3.0 + len(prompts)}
-# TYPE vllm:prompt_tokens_total counter
-vllm:prompt_tokens_total{{engine="0",model_name="tiny"}} {2000.0 + tokens}
-# TYPE vllm:prompt_tokens_cached_total counter
-vllm:prompt_tokens_cached_total{{engine="0",model_name="tiny"}} {100.0 + 9 * len(prompts)}
-# TYPE vllm:request_prompt_tokens histogram
-vllm:request_prompt_tokens_bucket{{engine="0",le="1.0",model_name="tiny"}} 0.0
-vllm:request_prompt_tokens_sum{{engine="0",model_name="tiny"}} 7.0
-"""
+    counters = {
+        "prefix_cache_queries": (1000 + tokens, 0),
+        "prefix_cache_hits": (500 + 8 * len(prompts), 0),
+        "num_preemptions": (3 + len(prompts),),
+        "prompt_tokens": (2000 + tokens,),
+        "prompt_tokens_cached": (100 + 9 * len(prompts),),
+    }
+    lines = [
+        "# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.",
+        "# TYPE vllm:kv_cache_usage_perc gauge",
+        'vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25',
+        'vllm:kv_cache_usage_perc{engine="1",model_name="tiny"} 0.125',
+        'vllm:prefix_cache_queries_created{engine="0",model_name="tiny"} 1.7e+09',
+        'vllm:request_prompt_tokens_bucket{engine="0",le="1.0",model_name="tiny"} 0.0',
+        'vllm:request_prompt_tokens_sum{engine="0",model_name="tiny"} 7.0',
+    ]
+    for name, values in counters.items():
+        lines.append(f"# TYPE vllm:{name}_total counter")
+        for engine, value in enumerate(values):
+            labels = f'{{engine="{engine}",model_name="tiny"}}'
+            lines.append(f"vllm:{name}_total{labels} {float(value)}")
+    return "\n".join(lines) + "\n"
 
 
 @contextmanager

@@ -61,6 +61,13 @@ def measure(
     return found, [each for each in launcher.asked if not each.startswith("warm")], said
 
 
+def quickly(made: ExperimentPlan, launcher: Any) -> RoundsRecord:
+    """A record in memory, of which nothing is said."""
+    found = RoundsRecord()
+    run(made, found, lambda _: None, launcher=launcher)
+    return found
+
+
 def fail(engine: Any, name: str) -> dict[str, float]:
     error = EngineError("arm b: no memory", hint="buy some")
     error.add_note("its log")
@@ -82,16 +89,14 @@ class Clock:
         return self.now
 
 
-def test_arms_alternate_and_another_one_is_first_in_each_round(tmp_path: Path) -> None:
-    launcher, found = LocalLauncher(), record(tmp_path, plan())
-    run(plan(), found, lambda _: None, launcher=launcher)
-    asked = launcher.asked
-    assert [each for each in asked if each[2:].startswith("x")] == [
-        "b x 1", "a x 1", "a x 2", "b x 2",
-    ]  # fmt: skip
+def test_arms_alternate_and_another_one_is_first_in_each_round() -> None:
+    launcher = LocalLauncher()
+    found, asked = quickly(plan(), launcher), launcher.asked
+    rounds = ["b x 1", "a x 1", "a x 2", "b x 2"]
+    assert [each for each in asked if each[2:].startswith("x")] == rounds
     assert asked.count("warm a x 0") == asked.count("warm a y 0") == 1
     assert asked.index("warm a x 0") < asked.index("b x 1")
-    assert {arm: len(figures["value"]) for arm, figures in found.cells["y"].items()} == {
+    assert {arm: len(values["value"]) for arm, values in found.cells["y"].items()} == {
         "a": 2,
         "b": 2,
     }
@@ -108,10 +113,7 @@ def test_what_is_done_is_kept_and_the_rest_is_measured(tmp_path: Path) -> None:
     assert said[-1].startswith("4 of 4 cells measured; left: about 0 s")
     assert json.loads((tmp_path / "r.json").read_text())["provenance"] == {"commit": "c"}
     assert measure(tmp_path, plan(2, facts={"commit": "c"}))[1] == []
-
-
-def test_a_record_of_other_facts_is_not_continued(tmp_path: Path) -> None:
-    measure(tmp_path, plan(1, facts={"commit": "c"}))
+    # Rounds of other facts are not continued.
     assert record(tmp_path, plan(facts={"commit": "d"})).cells == {}
 
 
@@ -191,14 +193,13 @@ def test_parts_are_all_of_it_and_each_once(items: list[int], parts: int) -> None
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_a_cell_may_be_served_in_its_own_way(tmp_path: Path) -> None:
+def test_a_cell_may_be_served_in_its_own_way() -> None:
     class Twice(Cell):
         def serve(self, engines: Any, number: int) -> dict[str, dict[str, Any]]:
             return {"each": {name: engines[name].name * number for name in engines}}
 
-    found = RoundsRecord()
-    run(plan(2, [Twice("x")]), found, lambda _: None, launcher=LocalLauncher())
-    assert found.found == {"each": {"one": ["one", "oneone"], "two": ["two", "twotwo"]}}
+    found = quickly(plan(2, [Twice("x")]), LocalLauncher()).found
+    assert found == {"each": {"one": ["one", "oneone"], "two": ["two", "twotwo"]}}
 
 
 def test_a_budget_refuses_what_is_too_long_and_all_after_that() -> None:
@@ -220,12 +221,11 @@ def measures(engine: Any, name: str) -> dict[str, float]:
 
 
 def test_interleaved_measures_come_one_after_another_each_warmed_up_first() -> None:
-    launcher, found = LocalLauncher(), RoundsRecord()
-    made = interleaved("r", {}, TWO, {"x": measures, "y": measures}, 2)
-    run(made, found, lambda _: None, launcher=launcher)
+    launcher = LocalLauncher()
+    found = quickly(interleaved("r", {}, TWO, {"x": measures, "y": measures}, 2), launcher).found
     rounds = ["one {} 0", "two {} 0", "two {} 1", "one {} 1", "one {} 2", "two {} 2"]
     assert launcher.asked == [each.format(label) for label in "xy" for each in rounds]
-    assert found.found == {
+    assert found == {
         "one": {"number": [1.0, 2.0, 1.0, 2.0]},
         "two": {"number": [1.0, 2.0, 1.0, 2.0], "ours": [-1.0, -2.0, -1.0, -2.0]},
     }
@@ -234,12 +234,7 @@ def test_interleaved_measures_come_one_after_another_each_warmed_up_first() -> N
 def test_an_error_where_nothing_is_resumed_ends_all() -> None:
     launcher = LocalLauncher()
     with pytest.raises(EngineError, match="no memory"):
-        run(
-            interleaved("r", {}, TWO, {"x": fail, "y": measures}, 2),
-            RoundsRecord(),
-            lambda _: None,
-            launcher=launcher,
-        )
+        quickly(interleaved("r", {}, TWO, {"x": fail, "y": measures}, 2), launcher)
     assert launcher.asked == []
     assert {server.ended for server in launcher.servers} == {"killed"}
 
@@ -260,9 +255,8 @@ def test_an_engine_that_fails_is_named_and_none_is_left(
         started.append(Server(*given))
         return started[-1]
 
-    made = interleaved("r", {}, TWO, {"x": end}, 2)
     with pytest.raises(EngineError, match=said):
-        run(made, RoundsRecord(), lambda _: None, launcher=begin)
+        quickly(interleaved("r", {}, TWO, {"x": end}, 2), begin)
     assert len(started) == 2
     assert all(server._process.poll() is not None for server in started)
 
@@ -302,18 +296,21 @@ def test_an_experiment_of_one_call_writes_figures_page_and_summary(
     outcome = ONE_CALL.measure(Measured(output=tmp_path))
     assert outcome.code == 0
     assert outcome.page == (tmp_path / "r.md").read_text()
-    assert outcome.page.splitlines() == [
-        "# Numbers",
-        "",
-        "On G.",
-        "",
-        "|  | one | two |",
-        "| --- | ---: | ---: |",
-        "| a number | 2 (1 - 2) | 2 (1 - 2) |",
-        "| ours | - | -2 (-2 - -1) |",
-        "",
-        "It is -1.0.",
-    ]
+    assert (
+        outcome.page
+        == """\
+# Numbers
+
+On G.
+
+|  | one | two |
+| --- | ---: | ---: |
+| a number | 2 (1 - 2) | 2 (1 - 2) |
+| ours | - | -2 (-2 - -1) |
+
+It is -1.0.
+"""
+    )
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["provenance"] == {"gpu": "G"}
     assert document["found"]["two"]["ours"] == [-1.0, -2.0]
