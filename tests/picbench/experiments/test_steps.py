@@ -16,31 +16,14 @@ from picbench.papers import settings as paper_settings
 from picbench.run.measurements import AllSteps
 from picbench.store import provenance
 
-#: Steps that say whether the engine is right, and are followed by those that say how fast.
-CHECKS = (
-    "kernels-ok",
-    "engine-float32",
-    "accuracy-float32",
-    "engine-bfloat16",
-    "alone",
-    "architectures",
-    "storm-float32",
-    "storm-bfloat16",
-    "storm-tp2",
-)
-MEASUREMENTS = (
-    "kernels",
-    "shared-decode",
-    "engine-comparison",
-    "host-tier",
-    "small-steps",
-    "decode-load",
-    "decode-sharing",
-    "load-report",
-    "scaling-2",
-)
-LATER = ("break-even", "profile", "paper-mepic", "paper-epic", "paper-minipic", "paper-cacheblend")
-
+#: Steps that say whether the engine is right, and those that say how fast, which follow.
+CHECKS = {"kernels-ok", "alone", "architectures", "storm-tp2"}
+CHECKS |= {
+    f"{check}-{d}" for check in ("engine", "accuracy", "storm") for d in ("float32", "bfloat16")
+}
+MEASUREMENTS = ("kernels", "shared-decode", "engine-comparison", "host-tier", "small-steps")
+MEASUREMENTS += ("decode-load", "decode-sharing", "load-report", "scaling-2")
+LATER = ("break-even", "profile", *(f"paper-{paper}" for paper in PAPERS))
 
 Command = tuple[str, ...]
 
@@ -155,68 +138,60 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, CheckSte
     return {step.name: step for step in steps(tmp_path / "out", tmp_path / "runs", "abc")}
 
 
+def after(step: CheckStep, flag: str) -> str:
+    """The value of a flag."""
+    return step.command[step.command.index(flag) + 1]
+
+
 def test_no_measurement_comes_before_a_check(found: dict[str, CheckStep]) -> None:
+    assert set(PAPERS) == set(paper_settings.PAPERS)
     names = list(found)
     last = max(names.index(name) for name in CHECKS)
     assert last < min(names.index(name) for name in (*MEASUREMENTS, *LATER))
-    assert {name: step.gpus for name, step in found.items() if step.gpus > 1} == {
-        "engine-tp2": 2,
-        "engine-tp4": 4,
-        "storm-tp2": 2,
-        "scaling-2": 2,
-        "scaling-4": 4,
-    }
+    gpus = {name: step.gpus for name, step in found.items() if step.gpus > 1}
+    large = {"engine-tp4": 4, "scaling-4": 4}
+    assert gpus == {"engine-tp2": 2, "storm-tp2": 2, "scaling-2": 2} | large
 
 
 @pytest.mark.parametrize("gpus", [2, 4])
 def test_models_of_checks_can_be_divided_among_the_gpus(
     found: dict[str, CheckStep], gpus: int
 ) -> None:
-    command = found[f"engine-tp{gpus}"].command
-    model = Path(command[command.index("--model") + 1])
+    model = Path(after(found[f"engine-tp{gpus}"], "--model"))
     config = json.loads((model / "config.json").read_bytes())
     heads = (config["num_attention_heads"], config["num_key_value_heads"])
     assert [count % gpus for count in heads] == [0, 0]
 
 
-def test_all_flags_of_picbench_exist(found: dict[str, CheckStep]) -> None:
+def test_all_flags_and_tests_that_are_called_exist(found: dict[str, CheckStep]) -> None:
     ours = [s.command for s in found.values() if s.command[2] == "picbench"]
     assert all(flags(command) for command in ours)
     assert {command[3] for command in ours} == {"measure", "reproduce"}
     measured = {command[4] for command in ours if command[3] == "measure"}
     assert measured >= {"oracle", "accuracy", "storm", "scaling", "engine-comparison"}
-
-
-def test_papers_take_scores_that_are_there(tmp_path: Path, found: dict[str, CheckStep]) -> None:
-    assert "--scores" not in found["paper-epic"].command
-    (tmp_path / "testbed" / "algorithms").mkdir(parents=True)
-    known = {step.name: step for step in steps(tmp_path / "out", tmp_path / "runs", None)}
-    command = known["paper-epic"].command
-    assert command[command.index("--scores") + 1] == str(tmp_path / "testbed" / "algorithms")
-
-
-def test_predictions_are_made_from_the_grid_that_was_measured(found: dict[str, CheckStep]) -> None:
-    assert set(PAPERS) == set(paper_settings.PAPERS)
-    measured, checked = (found[name].command for name in ("break-even", "profile"))
-    grid = Path(checked[checked.index("--grid") + 1])
-    assert str(grid.parent) == measured[measured.index("--output") + 1]
-
-
-def test_what_is_tested_is_there(found: dict[str, CheckStep]) -> None:
-    command = found["kernels-ok"].command
-    folders = [word for word in command[3:] if word.startswith("tests/")]
+    folders = [word for word in found["kernels-ok"].command[3:] if word.startswith("tests/")]
     checkout = Path(__file__).parents[3]
     assert folders
     assert all(list((checkout / folder).glob("test_*.py")) for folder in folders)
+
+
+def test_what_is_measured_is_used_by_what_comes_later(
+    tmp_path: Path, found: dict[str, CheckStep]
+) -> None:
+    grid = Path(after(found["profile"], "--grid"))
+    assert str(grid.parent) == after(found["break-even"], "--output")
+    assert "--scores" not in found["paper-epic"].command
+    (tmp_path / "testbed" / "algorithms").mkdir(parents=True)
+    known = {step.name: step for step in steps(tmp_path / "out", tmp_path / "runs", None)}
+    assert after(known["paper-epic"], "--scores") == str(tmp_path / "testbed" / "algorithms")
 
 
 def test_the_name_of_the_code_reaches_what_is_written(
     tmp_path: Path, found: dict[str, CheckStep]
 ) -> None:
     for name in ("accuracy-float32", "alone", *MEASUREMENTS, *LATER):
-        command = found[name].command
-        assert command[command.index("--commit") + 1] == "abc"
-        written = command[command.index("--output") + 1]
+        assert after(found[name], "--commit") == "abc"
+        written = after(found[name], "--output")
         assert str(tmp_path) in written if name in LATER else written == str(tmp_path / "out")
     unnamed = steps(tmp_path, tmp_path, None)
     assert not any("--commit" in step.command for step in unnamed)
