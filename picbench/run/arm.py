@@ -198,9 +198,9 @@ class Fleet:
 
 @contextmanager
 def open_fleet(
-    arms: Sequence[Arm], launch: Callable[[Arm], ArmServer], ready: Callable[[str], None]
+    starts: Mapping[str, Callable[[], ArmServer]], ready: Callable[[str], object]
 ) -> Iterator[Fleet]:
-    """Launch every arm's server and wait for all; call `ready` with the name of each that is up.
+    """Start every server and wait for all; call `ready` with the name of each that is up.
 
     Leaving normally lets the engines end by themselves, leaving by an exception kills them.
     """
@@ -208,15 +208,15 @@ def open_fleet(
     engines: dict[str, Mapping[str, object]] = {}
     at_once = max(2, cores() // 4)  # With fewer cores each, engines would slow each other down.
     try:
-        for position, arm in enumerate(arms):
-            for starting in arms[len(servers) : position + at_once]:
-                servers[starting.name] = launch(starting)
-            engines[arm.name] = servers[arm.name].ready()
-            ready(arm.name)
+        for position, name in enumerate(starts):
+            for starting in list(starts)[len(servers) : position + at_once]:
+                servers[starting] = starts[starting]()
+            engines[name] = servers[name].ready()
+            ready(name)
         yield Fleet(servers, engines)
     except BaseException:
         for server in servers.values():
             server.kill()
         raise
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda server: server.close(), servers.values()))
+        list(pool.map(methodcaller("close"), servers.values()))

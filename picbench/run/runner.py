@@ -7,7 +7,6 @@ one in a file is continued by the next call.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +22,7 @@ from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Text
 from picbench.errors import PicBenchError
 from picbench.files import write_json
+from picbench.run.arm import ArmServer, open_fleet
 from picbench.run.measurements import InRounds, Measured, Outcome, Served
 from picbench.run.server import Server
 from picbench.store import provenance
@@ -34,7 +34,7 @@ S = TypeVar("S", bound=Measured)
 R = TypeVar("R", bound=InRounds)
 
 #: Engines that are up, by name, what each is, and what starts one that writes to a log.
-Engines = Mapping[str, Server]
+Engines = Mapping[str, ArmServer]
 Described = Mapping[str, Mapping[str, object]]
 Launcher = Callable[[str, EngineConfig, Path], Server]
 
@@ -42,16 +42,12 @@ Launcher = Callable[[str, EngineConfig, Path], Server]
 #: process, so it must be a function of a module.
 Measure = Callable[[Engine, str], Mapping[str, float]]
 
-#: Shows a line.
+#: Shows a line; `say` does so at once.
 Say = Callable[[str], object]
+say = partial(print, flush=True)
 
 #: The exit code where rounds are left.
 UNFINISHED = 4
-
-
-def say(line: str) -> None:
-    """Show a line at once."""
-    print(line, flush=True)
 
 
 @contextmanager
@@ -62,18 +58,14 @@ def started_engines(
 
     Raises the error of an engine that cannot start.
     """
-    engines: dict[str, Server] = {}
-    end = "kill"
+    start = launcher or Server
     with TemporaryDirectory(prefix="picbench-") as logs:
-        try:
-            for name, config in configs.items():
-                engines[name] = (launcher or Server)(name, config, Path(logs) / f"{name}.log")
-            yield engines, {name: engine.ready() for name, engine in engines.items()}
-            end = "close"
-        finally:
-            # Each takes seconds to end.
-            with ThreadPoolExecutor() as threads:
-                list(threads.map(methodcaller(end), engines.values()))
+        starts = {
+            name: partial(start, name, config, Path(logs) / f"{name}.log")
+            for name, config in configs.items()
+        }
+        with open_fleet(starts, lambda _: None) as fleet:
+            yield fleet.servers, fleet.engines
 
 
 def random_tokens(count: int, name: str, vocabulary: int = 1000) -> tuple[int, ...]:

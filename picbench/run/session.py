@@ -270,7 +270,8 @@ def _start_engines(
             return RemoteServer(arm.name, arm.endpoint, tokenizer)
         return launch(arm.name, job.engine(arm), log(arm.name))
 
-    with open_fleet(job.arms, start, lambda name: progress.say(f"{name} is up")) as fleet:
+    starts = {arm.name: partial(start, arm) for arm in job.arms}
+    with open_fleet(starts, lambda name: progress.say(f"{name} is up")) as fleet:
         noted = [engine.get("notes") for engine in fleet.engines.values()]
         for note in dict.fromkeys(chain.from_iterable(n for n in noted if isinstance(n, list))):
             progress.say(note)
