@@ -202,10 +202,9 @@ _KEPT = ("cells", "seconds", "compiled", "starts", "failures")
 class RoundsRecord:
     """Figures by cell, arm and name, round by round; in a JSON file, if `path` names one.
 
-    `compiled` has the kernels, by engine, that were compiled after it said that it was ready,
-    `starts` the seconds until all engines were, start by start. `failures` has the error of each
-    cell whose last attempt failed; without a file the first one is raised. `keep` is called after
-    each round.
+    `compiled` has the kernels, by engine, that were compiled after it was ready, `starts` the
+    seconds of each start of all engines, `failures` the error of each cell whose last attempt
+    failed; without a file the first one is raised. `keep` is called after each round.
     """
 
     path: Path | None = None
@@ -293,8 +292,8 @@ class ExperimentPlan:
     """Cells to measure for `rounds` rounds, with these engines.
 
     `name` is that of the files, `facts` what they say of where it was measured. All cells get `few`
-    rounds before any gets more: by default the fewest that show a spread. Cells are divided among n
-    processes: `part` (k, n) is what this one serves. A plan with another order overrides `left`.
+    rounds before any gets more: by default the fewest that show a spread. `part` is the share of
+    the cells that this process serves. A plan with another order overrides `left`.
     """
 
     name: str
@@ -319,12 +318,11 @@ class ExperimentPlan:
 
         Cells of one rank come in a random order, so that whatever a call gets done is even.
         """
-        left = [
-            (number, cell)
-            for number in range(1, self.rounds + 1)
-            for cell in Random(number).sample(self.own, len(self.own))
-            if rounds_of(record, cell) < number <= self.wanted(cell)
-        ]
+        left = []
+        for number in range(1, self.rounds + 1):
+            for cell in Random(number).sample(self.own, len(self.own)):
+                if rounds_of(record, cell) < number <= self.wanted(cell):
+                    left.append((number, cell))
         yield from sorted(left, key=lambda each: (each[0] > self.few, each[1].rank, each[0]))
 
     def done(self, record: CellRecord) -> bool:
@@ -341,15 +339,12 @@ class ExperimentPlan:
 
     def progress(self, record: CellRecord) -> str:
         """What is done, and how long the rest may take."""
-        total, done, left = 0, 0, 0.0
-        for cell in self.own:
-            wanted = self.wanted(cell)
-            known = min(wanted, rounds_of(record, cell))
-            total, done = total + wanted, done + known
-            left += (wanted - known) * self.expected(cell, record)
+        missing = {c.name: max(0, self.wanted(c) - rounds_of(record, c)) for c in self.own}
+        total = sum(map(self.wanted, self.own))
+        left = sum(missing[cell.name] * self.expected(cell, record) for cell in self.own)
         start = "" if record.start is None else f" ({record.start:,.0f} s)"
-        time = f"about {left:,.0f} s, and the engines' start{start}"
-        return f"{done} of {total} cells measured; left: {time}"
+        done = f"{total - sum(missing.values())} of {total} cells measured"
+        return f"{done}; left: about {left:,.0f} s, and the engines' start{start}"
 
 
 def rounds_of(record: CellRecord, cell: Cell) -> int:
@@ -441,7 +436,7 @@ def facts_of(settings: Served) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment(Generic[S]):
-    """A measurement of arms in turn, all of it in one call: what is served, what is written.
+    """A measurement of arms in turn, all of it in one call.
 
     Figures become `tables`, and `ratios` that the summary keeps; `about` is formatted with the
     facts, `sentences` with the ratios. `check` comes first, and raises InvalidRun.
@@ -456,10 +451,7 @@ class Experiment(Generic[S]):
     check: Callable[[S], object] = lambda _: None
 
     def measure(self, settings: S) -> Outcome:
-        """Check, then measure; write ``NAME.json``, ``NAME.md`` and the summary's figures.
-
-        All of them are written after each round.
-        """
+        """Check, then measure; write data, page and the summary's figures after each round."""
         self.check(settings)
         plan = self.plan(settings)
 
@@ -485,7 +477,7 @@ class Experiment(Generic[S]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundsExperiment(Generic[R]):
-    """A measurement in rounds that the next call continues: what is served, what is written.
+    """A measurement in rounds that the next call continues.
 
     `render` makes the page of all that is measured, "" before there is anything to say; `figures`
     are those for the summary. `draw`, if any, draws what belongs to the page.
