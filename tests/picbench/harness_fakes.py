@@ -2,6 +2,7 @@
 
 import io
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -268,6 +269,15 @@ class UncountedEngine(FakeEngine):
         super().watch_compilations()
         if self.calls.count("watch_compilations") == 2:
             raise RuntimeError("device lost")
+
+
+class BusyEngine(FakeEngine):
+    """Does not answer when it is reset again."""
+
+    def reset(self) -> None:
+        if "reset" in self.calls:
+            time.sleep(600)
+        super().reset()
 
 
 class RefusingEngine(FakeEngine):

@@ -129,15 +129,6 @@ def test_no_more_than_the_concurrency_are_in_flight_unless_they_arrive(
     assert all(0 <= reply.late < reply.ttft for reply in replies(result))
 
 
-def test_one_failing_request_leaves_the_others() -> None:
-    server = CompletionServer(fails=lambda prompt: prompt[0] == 1)
-    result = served(server, request(0), request(1), request(2))
-    kinds = [type(outcome) for outcome in result.outcomes]
-    assert kinds == [ServedReply, Failure, ServedReply]
-    assert failures(result) == ['HTTP 500: {"error": "out of\\nmemory"}']
-    assert result.clean
-
-
 def test_a_server_that_takes_no_ids_gets_the_text_and_is_not_asked_twice() -> None:
     server = CompletionServer(takes_ids=False, counts=lambda prompt: 4)
     replies(served(server, request(), request()))

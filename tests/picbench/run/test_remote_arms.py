@@ -161,8 +161,9 @@ def test_a_simulated_arm_is_marked_from_the_manifest_to_the_figures(
 def test_failing_requests_are_failed_rows(harness: Harness, tmp_path: Path) -> None:
     server = CompletionServer(fails=lambda prompt: 1002 in prompt)
     run_with(server, harness, tmp_path / "run", code=4)
-    failed = [row for row in read_run(tmp_path / "run").rows if row.error is not None]
-    assert [(row.arm, row.sample) for row in failed] == [("theirs", "s2")]
+    [failed] = [row for row in read_run(tmp_path / "run").rows if row.error is not None]
+    assert (failed.arm, failed.sample) == ("theirs", "s2")
+    assert failed.error == 'HTTP 500: {"error": "out of\\nmemory"}'
 
 
 def test_a_server_that_is_not_there_stops_the_run_before_engines_start(

@@ -32,10 +32,14 @@ from picbench.store.records import Failure
 Start = Callable[[type[FakeEngine]], Server]
 
 
+@pytest.fixture(autouse=True)
+def find_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of engines must find them."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+
+
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    # The child process must find the fakes.
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
     servers: list[Server] = []
 
     def begin(engine: type[FakeEngine]) -> Server:
