@@ -187,7 +187,7 @@ def selftest(services: "Services | None", /, *, as_json: bool, **flags: Any) -> 
     from dataclasses import asdict
 
     from picbench.experiments.controls import prepare_controls, run_controls
-    from picbench.run.schedule import open_progress
+    from picbench.run.schedule import Progress
     from picbench.run.session import Services
     from picbench.settings import parse_config
 
@@ -195,8 +195,7 @@ def selftest(services: "Services | None", /, *, as_json: bool, **flags: Any) -> 
     # Requests alone in their round: what one round has in common is not in the way.
     config = parse_config({**flags, "algo": ("full",), "concurrency": 1})
     job = prepare_controls(config, services)
-    with open_progress(job.requests) as progress:
-        path, controls = run_controls(job, services, progress)
+    path, controls = run_controls(job, services, Progress(job.requests, sys.stderr))
     passed = all(control.passed for control in controls)
     if as_json:
         found = [asdict(control) for control in controls]

@@ -259,10 +259,10 @@ def _reproduce(services: "Services | None", plan: "Reproduction") -> int:
     from picbench.files import locked
     from picbench.papers.page import write_page
     from picbench.papers.reproduce import estimate
-    from picbench.run.schedule import open_progress
+    from picbench.run.schedule import Progress
     from picbench.run.session import Services
 
-    whole = plan.run(services or Services(), open_progress)
+    whole = plan.run(services or Services(), partial(Progress, stream=sys.stderr))
     with locked(plan.output / "README.md"):
         write_page(plan.name, plan.settings, plan.output, plan.scores)
     page = plan.output / "README.md"

@@ -68,7 +68,7 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
     from picbench.figures.run import write_run_files
     from picbench.run.job import prepare
     from picbench.run.result import print_result
-    from picbench.run.schedule import open_progress
+    from picbench.run.schedule import Progress
     from picbench.run.session import Services, execute
     from picbench.settings import parse_config
 
@@ -81,16 +81,16 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
         return 0
     total = job.requests
     with reported(partial(_status, job.output)):
-        with interruptible(), open_progress(total, quiet=quiet) as progress:
-            finished = execute(job, services.launch, progress)
+        with interruptible():
+            arms = execute(job, services.launch, Progress(total, None if quiet else sys.stderr))
         if not quiet:
             worded = partial(with_flags, context=click.get_current_context())
-            print_result(job, finished.arms, sys.stdout, worded)
-        for line in (services.files or write_run_files)(finished.path):
+            print_result(job, arms, sys.stdout, worded)
+        for line in (services.files or write_run_files)(job.output):
             click.echo(line, err=True)
-        if finished.failed:
+        if failed := sum(arm.failed for arm in arms.values()):
             raise EngineError(
-                f"{finished.failed} of {total} requests failed",
+                f"{failed} of {total} requests failed",
                 hint="see error in samples.jsonl, and logs/",
             )
         return 0
@@ -350,7 +350,7 @@ def _run_sweep(
         sweep_markdown,
         write_sweep,
     )
-    from picbench.run.schedule import open_progress
+    from picbench.run.schedule import Progress
     from picbench.store.writer import hold
 
     open_sweep(name, cells, folder)
@@ -358,7 +358,7 @@ def _run_sweep(
     ended = run_sweep(
         cells,
         services,
-        partial(open_progress, quiet=quiet),
+        partial(Progress, stream=None if quiet else sys.stderr),
         lambda line: click.echo(f"picbench: {worded(line)}", err=True),
     )
     with hold(folder), reported(lambda code: sweep_line(folder, cells, code)):

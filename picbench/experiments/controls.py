@@ -176,8 +176,8 @@ def prepare_controls(config: RunConfig, services: Services) -> Job:
 
 def run_controls(job: Job, services: Services, progress: Progress) -> tuple[Path, list[Control]]:
     """Run the controls; the directory of the run, and what came of each."""
-    finished = execute(job, services.launch, progress)
-    return finished.path, list(judge_controls(measured_arms(read_run(finished.path))))
+    execute(job, services.launch, progress)
+    return job.output, list(judge_controls(measured_arms(read_run(job.output))))
 
 
 def judge_controls(arms: Mapping[str, MeasuredArm], seeds: int = SEEDS) -> Iterator[Control]:

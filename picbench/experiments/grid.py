@@ -28,7 +28,8 @@ from picbench.errors import EngineError, IncomparableRuns, PicBenchError
 from picbench.profile.grid import ALONE, BURST, ArmCell, GridFacts, GridPoint
 from picbench.run import runner
 from picbench.run.measurements import BreakEven, ProfileCheck
-from picbench.run.schedule import ChunkOrder, to_request
+from picbench.run.schedule import reorder, to_request
+from picbench.workloads.prompts.chunk_order import ContextIndex
 from picbench.workloads.sample import Sample
 from picbench.workloads.traffic.corpus import from_tokens
 from picbench.workloads.traffic.draw import draw
@@ -274,13 +275,13 @@ class CellWork:
 
     def requests(self) -> Iterator[tuple[SampleBatch, list[Request]]]:
         """The requests of each batch that has any."""
-        order, tenants = ChunkOrder(), count(1)
+        order, tenants = ContextIndex(), count(1)
         reordered, alone = self.arm == "reorder", self.stock and self.arm == "full"
         algorithm = None if self.stock else "prefix" if reordered else self.arm
         for batch in self.batches:
             if not batch.measured and self.arm == "full":
                 continue
-            sent = map(order.arrange, batch.samples) if reordered else batch.samples
+            sent = [reorder(s, order) if reordered else s for s in batch.samples]
             made = [to_request(sample, algorithm) for sample in sent]
             if alone:
                 made = [replace(one, salt=f"tenant {next(tenants)}") for one in made]

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -438,7 +438,7 @@ def open_sweep(name: str, cells: Sequence[SweepCell], folder: Path) -> None:
 def run_sweep(
     cells: Sequence[SweepCell],
     services: Services,
-    display: Callable[[int], AbstractContextManager[Progress]],
+    display: Callable[[int], Progress],
     say: Callable[[str], None],
 ) -> Iterator[SweepCell]:
     """Run the cells that have not ended, and yield every cell as it is then.
@@ -450,10 +450,10 @@ def run_sweep(
         failure = None
         try:
             if cell.status not in FINAL:
-                with display(cell.requests * len(cell.arms)) as progress:
-                    progress.say(f"cell {number} of {len(cells)}: {cell.name}")
-                    job = prepare(cell.config, services.load, services.memory)
-                    execute(job, services.launch, progress)
+                progress = display(cell.requests * len(cell.arms))
+                progress.say(f"cell {number} of {len(cells)}: {cell.name}")
+                job = prepare(cell.config, services.load, services.memory)
+                execute(job, services.launch, progress)
                 for line in (services.files or write_run_files)(cell.path):
                     say(f"{cell.name}: {line}")
         except PicBenchError as error:

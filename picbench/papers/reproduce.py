@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,7 +66,7 @@ _ROW, _ATTENTION = 1_500, 5.0
 _DECISIVE = ("algo", "model", "kv_blocks", "context", "max_running", "compile_order", "cache")
 
 #: Opens the display of this many requests.
-Display = Callable[[int], AbstractContextManager[Progress]]
+Display = Callable[[int], Progress]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,8 @@ def serve_loads(
     if not groups:
         return
     total = sum(job.requests for _, job in runs)
-    with display(total) as progress, SharedEngines(services.launch) as engines:
+    progress = display(total)
+    with SharedEngines(services.launch) as engines:
         for group in groups.values():
             group.sort(key=lambda run: run[0].point.seed)
             engines.retain(job.engine(arm) for _, job in group for arm in job.arms)

@@ -8,17 +8,10 @@ Requests that arrive at times of their own (an open loop) cannot be cut into gro
 draining the queue that they build up. There each arm serves all of them, and then the next arm.
 """
 
-import os
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic
 from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
@@ -27,21 +20,19 @@ from picbench.errors import EngineError, InvalidRun
 from picbench.run.arm import Fleet
 from picbench.run.cache_state import DeclaredCache, fill_requests
 from picbench.run.job import Job
-from picbench.store.records import ArmBatch, Failure, GroupResult, SampleRow
+from picbench.store.records import ArmBatch, Failure, GroupResult, SampleRow, to_rows
 from picbench.store.writer import StoredBatch
+from picbench.workloads.facts import chunk_sets
 from picbench.workloads.prompts.chunk_order import ContextIndex
 from picbench.workloads.sample import Sample
 
 #: Groups are this many times as large as the concurrency, for the loop drains at a group's end.
 DEPTH = 4
 
-#: A round of an arm: the number of the round, the arm, the samples that it serves.
-Planned = tuple[int, str, Sequence[Sample]]
-
 
 def schedule(
     samples: Sequence[Sample], arms: Sequence[str], size: int, repeats: int = 1, first: int = 0
-) -> Iterator[Planned]:
+) -> Iterator[tuple[int, str, Sequence[Sample]]]:
     """The rounds in the order of execution, groups of `size`, numbered through all repeats.
 
     In each round the next arm begins, in round 0 arm number `first` (modulo their number), so that
@@ -68,60 +59,49 @@ def to_request(sample: Sample, algorithm: str | None = None) -> Request:
     return Request(segments, algorithm, max_tokens=sample.max_tokens)
 
 
-class ChunkOrder:
-    """Reorders the chunks of prompts, and remembers what it made of them.
+def reorder(sample: Sample, index: ContextIndex) -> Sample:
+    """The sample with each of its chunks once, in an order that earlier prompts began with.
 
-    Deterministic: the same prompts in the same order give the same orders.
+    The `index` knows these, and learns this one. Texts stay where they are; chunks change places
+    with those that they stand next to. First come the chunks of the longest sequence, in tokens,
+    that followed the same beginning before; after them the others, the most used one first, then
+    the one that was seen first. A sample whose chunks are consecutive text stays as it is.
     """
-
-    def __init__(self) -> None:
-        self._index = ContextIndex()
-
-    def arrange(self, sample: Sample) -> Sample:
-        """The sample with each of its chunks once, in an order that earlier prompts began with.
-
-        Texts stay where they are; chunks change places with those that they stand next to. First
-        come the chunks of the longest sequence, in tokens, that followed the same beginning before;
-        after them the others, the most used one first, then the one that was seen first. A sample
-        whose chunks are consecutive text stays as it is.
-        """
-        items = [(s.kind == "chunk", s.tokens, len(s.tokens)) for s in sample.segments]
-        if sample.ordered:
-            self._index.note(items)
-            return sample
-        order = self._index.arrange(items)
-        return replace(sample, segments=tuple(sample.segments[place] for place in order))
+    items = [(s.kind == "chunk", s.tokens, len(s.tokens)) for s in sample.segments]
+    if sample.ordered:
+        index.note(items)
+        return sample
+    order = index.arrange(items)
+    return replace(sample, segments=tuple(sample.segments[place] for place in order))
 
 
 class Rounds:
     """Serves the rounds of a job, and brings the arms' caches into their state before.
 
-    `planned` are all of them, `per_repeat` of each repeat; `declared` expects and verifies reuse.
+    `declared` expects and verifies reuse, `sets` are the chunks of each sample.
     """
 
     def __init__(self, job: Job, fleet: Fleet, say: Callable[[str], object]) -> None:
         self._job, self._servers, self._say = job, fleet.servers, say
-        self._orders = {arm.name: ChunkOrder() for arm in job.arms if arm.reorders}
-        self._reusing = [arm.name for arm in job.arms if arm.reuse is not Reuse.NOTHING]
+        workload, size, first = job.workload, job.config.concurrency, 0
+        self.sets = chunk_sets(workload.samples)
         self._cold = job.config.cache == "cold"
+        self._chunks = fill_requests(workload.samples) if job.config.cache == "warm" else []
+        self._indexes = {arm.name: ContextIndex() for arm in job.arms if arm.reorders}
+        self._reusing = [arm.name for arm in job.arms if arm.reuse is not Reuse.NOTHING]
         sizes = {arm.name: fleet.engines[arm.name].get("block_size") for arm in job.arms}
         blocks = {a: size if isinstance(size, int) else BLOCK_SIZE for a, size in sizes.items()}
         self.declared = DeclaredCache(job.config.cache, job.arms, blocks)
-        samples, size, first = job.workload.samples, job.config.concurrency, 0
-        if job.workload.arrivals is not None:
+        if workload.arrivals is not None:
             # Any first arm that differs from run to run will do.
-            size, first = len(samples), int(job.fingerprint, 16)
+            size, first = len(workload.samples), int(job.fingerprint, 16)
         elif size > 1 and not self._cold:  # Requests of a cold group begin together.
             size *= DEPTH
         names = [arm.name for arm in job.arms]
-        self.planned = list(schedule(samples, names, size, job.config.repeats, first))
-        self.per_repeat = -(-len(samples) // size)
+        self._planned = list(schedule(workload.samples, names, size, job.config.repeats, first))
+        self._per_repeat = -(-len(workload.samples) // size)
 
-    def begin(
-        self,
-        stored: Sequence[StoredBatch],
-        to_rows: Callable[[ArmBatch], Sequence[SampleRow]],
-    ) -> tuple[int, int]:
+    def begin(self, stored: Sequence[StoredBatch]) -> tuple[int, int]:
         """Bring the caches of engines that have just started to where a run begins or was stopped.
 
         The `stored` batches are served again, unmeasured. Gives how many requests were, and how
@@ -131,26 +111,25 @@ class Rounds:
         InvalidRun where a request now reuses other tokens than when it was measured: its engine is
         not in the state in which the run was stopped.
         """
-        self._fill_all()
+        if not self._job.shared:  # Engines that arms share are filled at each arm's turn.
+            if preload := self._job.workload.preload:
+                self._say(f"preloading {len(preload)} chunks into each arm")
+            if self._job.config.cache == "warm":
+                into = f"{len(self._chunks)} chunks into each of {len(self._reusing)} arms"
+                self._say(f"warming up: {into}")
+            self._fill(self._servers)
         replayed = changed = 0
         if self._job.workload.arrivals is not None or not stored:
             return replayed, changed
         if not self._cold:
             self._say("serving stored requests again, unmeasured, to restore caches")
-        first = len(stored) - len(stored) % (self.per_repeat * len(self._job.arms))
-        for batch, (number, arm, given) in zip(stored[first:], self.planned[first:], strict=False):
-            line, names = batch.line, [row.sample for row in batch.rows]
-            if (line.round, line.arm, names) != (number, arm, [s.id for s in given]):
-                raise InvalidRun(
-                    f"round {line.round} of arm {line.arm} is stored where round {number} of arm "
-                    f"{arm} belongs",
-                    hint="name a new `output` to measure again",
-                )
+        first = len(stored) - len(stored) % (self._per_repeat * len(self._job.arms))
+        for batch, (number, arm, given) in zip(stored[first:], self._planned[first:], strict=False):
             # Also where nothing is sent: what comes later depends on it.
             sent = self._rewrite(arm, given)
-            if self._cold or arm not in self._reusing or line.lost is not None:
+            if self._cold or arm not in self._reusing or batch.line.lost is not None:
                 continue
-            rows = to_rows(ArmBatch(number, arm, sent, self._send(arm, sent)))
+            rows = self.rows(ArmBatch(number, arm, sent, self._send(arm, sent)))
             for before, now in zip(batch.rows, rows, strict=True):
                 counters = [(row.error is None, row.tokens, row.hits) for row in (before, now)]
                 if counters[0] != counters[1]:
@@ -173,7 +152,7 @@ class Rounds:
         why engines were gone before.
         """
         gone, arrivals = dict(lost), self._job.workload.arrivals
-        for number, arm, given in self.planned[done:]:
+        for number, arm, given in self._planned[done:]:
             sent = given
             if arm not in gone:
                 try:
@@ -187,27 +166,24 @@ class Rounds:
                 result = GroupResult((failed,) * len(sent), busy=0.0, clean=False)
             yield ArmBatch(number, arm, sent, result, arrivals, gone.get(arm))
 
-    def _fill_all(self) -> None:
-        """Fill empty caches, but for those that arms share: they are filled at each arm's turn."""
-        if self._job.shared:
-            return
-        workload = self._job.workload
-        if workload.preload:
-            self._say(f"preloading {len(workload.preload)} chunks into each arm")
-        if self._job.config.cache == "warm":
-            count, arms = len(fill_requests(workload.samples)), len(self._reusing)
-            self._say(f"warming up: {count} chunks into each of {arms} arms")
-        self._fill(self._servers)
+    def rows(self, batch: ArmBatch) -> list[SampleRow]:
+        """The rows of a batch that was just served; for each batch once."""
+        rows = to_rows(batch, self._job.workload.grader, self.sets)
+        expected, repeat = self.declared.expect(batch), batch.round // self._per_repeat
+        return [
+            replace(row, expected_reuse=tokens, repeat=repeat)
+            for row, tokens in zip(rows, expected, strict=True)
+        ]
 
     def _prepare(self, arm: str, number: int) -> None:
         """Bring an arm's cache into the state before a round. Raises EngineError if it is gone."""
-        again = number % self.per_repeat == 0 and (number > 0 or self._job.shared)
+        again = number % self._per_repeat == 0 and (number > 0 or self._job.shared)
         if self._cold or again:
             self._servers[arm].reset()
         if again:
             self.declared.begin(arm)
-            if arm in self._orders:
-                self._orders[arm] = ChunkOrder()
+            if arm in self._indexes:
+                self._indexes[arm] = ContextIndex()
             self._fill((arm,))
 
     def _fill(self, arms: Collection[str]) -> None:
@@ -216,11 +192,9 @@ class Rounds:
         Raises InvalidRun for a chunk that fails, since the cache would not be as declared.
         """
         preload = self._job.workload.preload
-        ahead: list[tuple[str, Sequence[Sample], bool]] = [(arm, preload, False) for arm in arms]
-        if self._job.config.cache == "warm":
-            chunks = fill_requests(self._job.workload.samples)
-            ahead += [(arm, chunks, True) for arm in arms if arm in self._reusing]
-        for arm, samples, expected in ahead:
+        ahead: list[tuple[str, Sequence[Sample]]] = [(arm, preload) for arm in arms]
+        ahead += [(arm, self._chunks) for arm in arms if arm in self._reusing]
+        for arm, samples in ahead:
             if not samples:
                 continue
             try:
@@ -233,13 +207,13 @@ class Rounds:
                         f"arm {arm}: {sample.id} could not be preloaded: {outcome.message}",
                         hint="raise `kv_blocks`, or run without preloaded chunks",
                     )
-            if expected:
+            if samples is self._chunks:
                 self.declared.note_fill(arm, samples, result.evicted)
 
     def _rewrite(self, arm: str, samples: Sequence[Sample]) -> Sequence[Sample]:
         """What an arm is sent in place of some samples."""
-        order = self._orders.get(arm)
-        return [order.arrange(sample) for sample in samples] if order else samples
+        index = self._indexes.get(arm)
+        return samples if index is None else [reorder(sample, index) for sample in samples]
 
     def _send(
         self, arm: str, samples: Sequence[Sample], arrivals: Sequence[float] | None = None
@@ -248,43 +222,36 @@ class Rounds:
         return self._servers[arm].run([*map(to_request, samples)], concurrency, arrivals)
 
 
-#: Seconds between plain lines of progress.
+#: Seconds between lines of progress.
 INTERVAL = 10.0
 
 
 class Progress:
-    """Shows what runs do; this one shows nothing."""
+    """Prints a line every few seconds: done, rate, time left; nothing without a `stream`.
 
-    def say(self, message: str) -> None:
-        """Print a line."""
+    `total` are the requests of all runs that it is shown for; `clock` gives seconds.
+    """
 
-    def begin(self, done: int = 0) -> None:
-        """Start the clock of a run; `done` of its requests were served before."""
-
-    def advance(self, arm: str, requests: int) -> None:
-        """Count requests that an arm answered or failed."""
-
-
-class PlainProgress(Progress):
-    """Prints a line every few seconds: done, rate, time left. `clock` gives seconds."""
-
-    def __init__(self, total: int, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, total: int, stream: TextIO | None, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._total, self._stream, self._clock = total, stream, clock
         self._done = self._before = 0
         self._began = self._printed = clock()
 
     def say(self, message: str) -> None:
-        """See Progress."""
-        print(f"picbench: {message}", file=self._stream, flush=True)
+        """Print a line."""
+        if self._stream is not None:
+            print(f"picbench: {message}", file=self._stream, flush=True)
 
     def begin(self, done: int = 0) -> None:
-        """See Progress."""
+        """Start the clock of a run; `done` of its requests were served before."""
         self._done += done
         self._before = self._done
         self._began = self._printed = self._clock()
 
     def advance(self, arm: str, requests: int) -> None:
-        """See Progress."""
+        """Count requests that an arm answered or failed."""
         self._done += requests
         now = self._clock()
         if now - self._printed < INTERVAL and self._done != self._total:
@@ -297,50 +264,6 @@ class PlainProgress(Progress):
             time = f"{minutes(left)} left" if left else f"took {minutes(seconds)}"
             state += f", {rate:.2f} requests/s, {time}"
         self.say(state)
-
-
-class LiveProgress(Progress):
-    """A bar that redraws itself while `bar` is open."""
-
-    def __init__(self, total: int, bar: Bar) -> None:
-        self._bar = bar
-        self._task = bar.add_task("starting engines", total=total, start=False)
-
-    def say(self, message: str) -> None:
-        """See Progress."""
-        self._bar.console.print(f"picbench: {message}", highlight=False, markup=False)
-
-    def begin(self, done: int = 0) -> None:
-        """See Progress."""
-        self._bar.reset(self._task, completed=round(self._bar.tasks[0].completed) + done)
-
-    def advance(self, arm: str, requests: int) -> None:
-        """See Progress."""
-        self._bar.update(self._task, description=arm, advance=requests)
-
-
-@contextmanager
-def open_progress(total: int, *, quiet: bool = False) -> Iterator[Progress]:
-    """Progress over `total` requests; plain under CI and NO_COLOR and where stderr is a file."""
-    if quiet:
-        yield Progress()
-    elif not is_live(sys.stderr):
-        yield PlainProgress(total, sys.stderr)
-    else:
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Bar(
-            TextColumn("{task.description}", markup=False),
-            *columns,
-            console=Console(stderr=True),
-            transient=True,
-            speed_estimate_period=120,
-        ) as bar:
-            yield LiveProgress(total, bar)
-
-
-def is_live(stream: TextIO) -> bool:
-    """Whether a bar may be drawn on `stream`."""
-    return stream.isatty() and not (os.environ.get("CI") or os.environ.get("NO_COLOR"))
 
 
 def minutes(seconds: float) -> str:

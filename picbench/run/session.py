@@ -1,8 +1,8 @@
 """A run: engines started, rounds served and verified, files written; and its resumption."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -24,25 +24,288 @@ from picbench.run.schedule import Progress, Rounds
 from picbench.run.server import Server
 from picbench.run.workload import Workload, load_workload
 from picbench.settings import RunConfig
-from picbench.store import provenance
-from picbench.store import writer as documents
-from picbench.store.reader import Run, read_run
-from picbench.store.records import ArmBatch, Failure, SampleRow, ServedReply, Tally, to_rows
+from picbench.store import provenance, writer
+from picbench.store.reader import read_run
+from picbench.store.records import ArmBatch, Failure, ServedReply, Tally
 from picbench.store.summary import BASELINE, ArmSummary, summarise, summarise_memory
-from picbench.store.writer import (
-    FINAL,
-    MANIFEST,
-    Attempt,
-    RunDirectory,
-    Status,
-    StoredBatch,
-    cut,
-    hold,
-    log_name,
-    read_batches,
-)
-from picbench.workloads.facts import chunk_sets
+from picbench.store.writer import Attempt, RunDirectory, Status, StoredBatch
 from picbench.workloads.models import load_tokenizer
+
+#: Starts the engine of an arm: its name, its settings, the file for its output.
+Launch = Callable[[str, EngineConfig, Path], ArmServer]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Where workloads come from, how engines start, and on which GPUs; tests bring their own.
+
+    `memory` gives the bytes of each of so many GPUs, None where engines use none. `files` makes
+    tables and figures of a run directory, and yields a line for each that it cannot make; None is
+    `picbench.figures.run.write_run_files`.
+    """
+
+    load: Callable[[RunConfig], Workload] = load_workload
+    launch: Launch = Server
+    memory: Callable[[int], int | None] = gpu_memory
+    files: Callable[[Path], Iterator[str]] | None = None
+
+
+def execute(
+    job: Job, launch: Launch, progress: Progress, fleet: Fleet | None = None
+) -> Mapping[str, ArmSummary]:
+    """Start the engines if there is no `fleet`, run all rounds, write the run directory.
+
+    Gives the arms' summaries. Where start-up fails nothing is left behind. From then on, whatever
+    stops the run, all that was measured is kept, and the manifest says how the run ended. A run
+    whose directory is there is resumed, without engines where nothing is missing; one that has
+    ended is only read. Raises InvalidRun for one that ended so, and IncomparableRuns for one that
+    began in another environment.
+    """
+    resumed = (job.output / writer.MANIFEST).exists()
+    directory = RunDirectory(job.output) if resumed else RunDirectory.create(job.output)
+    engines: Mapping[str, Mapping[str, object]] = {}
+    attempts: list[Attempt] = []
+    batches: list[StoredBatch] = []
+    with writer.hold(job.output):
+        if resumed:
+            run = read_run(job.output)
+            status, reason = run.manifest["status"], run.manifest["reason"]
+            if status == "invalid":
+                raise InvalidRun(f"{run.path}: {reason}", hint="name a new `output`")
+            if status in writer.FINAL:
+                shown = "has ended and is only shown; name a new directory to measure again"
+                progress.say(f"{run.path}: {shown}")
+                return run.summary
+            if differ := changed(run, provenance.collect()):
+                raise IncomparableRuns(
+                    f"{run.path}: began with other {', '.join(differ)}",
+                    hint="name a new `output` to measure again",
+                )
+            engines = {name: arm["engine"] for name, arm in run.manifest["arms"].items()}
+            attempts = TypeAdapter(list[Attempt]).validate_python(run.manifest["attempts"])
+            batches = writer.read_batches(run.path)
+            writer.cut(run.path, batches)
+        done = sum(batch.line.rows for batch in batches)
+        if resumed:
+            progress.say(f"{job.output}: resuming after {done} of {job.requests} requests")
+        if done == job.requests:
+            fleet = Fleet({}, engines)
+        try:
+            with (
+                _start_engines(job, launch, progress, job.output / "logs")
+                if fleet is None
+                else nullcontext(fleet)
+            ) as started:
+                return _Session(job, directory, started, progress, attempts, batches).run()
+        except BaseException:
+            if not (job.output / writer.MANIFEST).exists():
+                directory.discard()
+            raise
+
+
+def execute_all(
+    jobs: Sequence[Job],
+    launch: Launch,
+    progress: Progress,
+    logs: Path,
+    allowed: Callable[[Job], bool],
+) -> Iterator[Job]:
+    """Run jobs one after another, each from a cold cache and into a directory of its own.
+
+    The engines start once, so the jobs must agree on their settings (ConfigError); their output
+    goes to `logs`. A run that was stopped is resumed, as in `execute`. One with a failed request
+    ends them all with EngineError: an engine that is gone would fail those that follow. The first
+    one that is not `allowed` ends them too, without an error.
+    """
+    settings = [[arm.endpoint or job.engine(arm) for arm in job.arms] for job in jobs]
+    if any(other != settings[0] for other in settings):
+        raise ConfigError(
+            "runs on the same engines need the same arms, model, pool and context",
+            hint="fix kv_blocks, context and max_running for all of them",
+        )
+    logs.mkdir(parents=True, exist_ok=True)
+    with _start_engines(jobs[0], launch, progress, logs) as fleet:
+        for job in jobs:
+            if not allowed(job):
+                return
+            for server in fleet.servers.values():
+                server.reset()
+            progress.say(job.output.name)
+            arms = execute(job, launch, progress, fleet)
+            if failed := sum(arm.failed for arm in arms.values()):
+                raise EngineError(
+                    f"{failed} requests failed in {job.output}",
+                    hint="see error in its samples.jsonl, and logs/; the same command resumes "
+                    "from here",
+                )
+            yield job
+
+
+@contextmanager
+def _start_engines(job: Job, launch: Launch, progress: Progress, logs: Path) -> Iterator[Fleet]:
+    """The engines of all arms; says what was chosen where nothing was given, each note once."""
+    for note in job.notes:
+        progress.say(note)
+    tokenizer = partial(load_tokenizer, job.workload.model)
+    starts: dict[str, Callable[[], ArmServer]] = {}
+    for arm in job.arms:
+        if arm.endpoint is None:
+            log = logs / writer.log_name(arm.name)
+            starts[arm.name] = partial(launch, arm.name, job.engine(arm), log)
+            continue
+        starts[arm.name] = partial(RemoteServer, arm.name, arm.endpoint, tokenizer)
+        with closing(starts[arm.name]()) as server:
+            server.ready()  # Before engines start, which takes minutes.
+    ours = [arm.name for arm in job.arms if arm.endpoint is None]
+    many = "s" if len(ours) > 1 else ""
+    what = f"arm{many} in turn" if job.shared else f"engine{many}"
+    progress.say(f"starting {len(ours)} {what}: {', '.join(ours)}")
+    with open_fleet(starts, lambda name: progress.say(f"{name} is up")) as fleet:
+        noted = [engine.get("notes") for engine in fleet.engines.values()]
+        for note in dict.fromkeys(chain.from_iterable(n for n in noted if isinstance(n, list))):
+            progress.say(note)
+        yield fleet
+
+
+class _Session:
+    """The measuring part of a run, and its files; `stored` is what there is of it already."""
+
+    def __init__(
+        self,
+        job: Job,
+        directory: RunDirectory,
+        fleet: Fleet,
+        progress: Progress,
+        attempts: Sequence[Attempt],
+        stored: Sequence[StoredBatch],
+    ) -> None:
+        self._job, self._directory, self._fleet, self._progress = job, directory, fleet, progress
+        self._attempts, self._stored = attempts, stored
+        self._done = sum(batch.line.rows for batch in stored)
+        self._attempt = Attempt(_now(), done=self._done)
+        self._arms = {arm.name: arm for arm in job.arms}
+        self._tallies = {name: Tally() for name in self._arms}
+        self._rounds = Rounds(job, fleet, progress.say)
+        self._provenance = provenance.collect()
+        self._memory: dict[str, Sequence[MemoryUse]] = {}
+
+    def run(self) -> Mapping[str, ArmSummary]:
+        """Run all rounds; the files record how far they got in any case."""
+        self._directory.write_workload(self._job.workload.samples, self._rounds.sets)
+        self._write_manifest()
+        status: Status = "interrupted"
+        reason = None
+        try:
+            self._measure()
+            failed = sum(tally.failed for tally in self._tallies.values())
+            status = "partial" if failed else "complete"
+        except InvalidRun as error:
+            status, reason = "invalid", str(error)
+            raise
+        except Exception as error:
+            status, reason = "failed", f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            arms = self._summarise()
+            tallies = self._tallies.items()
+            self._directory.write_memory({name: tally.snapshots for name, tally in tallies})
+            common = about(self._job, self._provenance)
+            summary = writer.Summary(**common, status=status, arms=arms)
+            self._directory.write(writer.SUMMARY, asdict(summary))
+            self._attempt = replace(self._attempt, status=status, ended=_now())
+            self._write_manifest(reason)
+            if status in writer.FINAL:
+                self._directory.compact()
+            if status not in ("complete", "partial"):
+                self._progress.say(f"{status}; results so far are in {self._directory.path}")
+        return arms
+
+    def _measure(self) -> None:
+        lost = {}
+        for known in self._stored:
+            self._tallies[known.line.arm].add(known.rows, known.result)
+            if known.line.lost is not None:
+                lost[known.line.arm] = known.line.lost
+        if self._done == self._job.requests:
+            self._progress.begin(self._done)
+            return
+        replayed, changed = self._rounds.begin(self._stored)
+        self._attempt = replace(self._attempt, replayed=replayed, changed_outputs=changed)
+        if changed:
+            self._progress.say(
+                f"{changed} of {replayed} replies are others this time: "
+                "this engine is not deterministic"
+            )
+        self._progress.begin(self._done)
+        for batch in self._rounds.serve(len(self._stored), lost):
+            self._keep(batch)
+        for name in (arm.name for arm in self._job.arms if arm.endpoint is None):
+            try:
+                self._memory[name] = self._fleet.servers[name].call(attrgetter("memory_use"))
+            except EngineError as error:
+                self._progress.say(f"memory is not measured: {error.message}")
+
+    def _keep(self, batch: ArmBatch) -> None:
+        rows = self._rounds.rows(batch)
+        self._tallies[batch.arm].add(rows, batch.result)
+        try:
+            verify(batch, self._arms[batch.arm], warm=bool(self._job.workload.preload))
+            self._rounds.declared.check(batch, rows)
+        except InvalidRun:
+            # For readers alone: a run that is killed right now must find this again.
+            self._directory.append(rows)
+            raise
+        self._directory.keep(batch, rows)
+        self._progress.advance(batch.arm, len(rows))
+
+    def _summarise(self) -> dict[str, ArmSummary]:
+        job, tallies = self._job, self._tallies
+        found = summarise(
+            tallies,
+            metric=job.workload.metric,
+            meaningful=job.workload.model.meaningful,
+            objectives=job.objectives,
+            engines=self._fleet.engines,
+        )
+        full = tallies[BASELINE].rows if BASELINE in tallies else []
+        for arm in job.arms:
+            own, block = found[arm.name], self._fleet.engines[arm.name].get("block_bytes")
+            size, held = block if isinstance(block, int) else None, self._memory.get(arm.name, ())
+            found[arm.name] = replace(
+                own,
+                cache=summarise_cache(job.config.cache, arm.reuse, tallies[arm.name], full),
+                memory=summarise_memory(own.blocks, size, held),
+            )
+        return found
+
+    def _write_manifest(self, reason: str | None = None) -> None:
+        """What was asked for, on what it ran, and how far the run is."""
+        job, config, arms = self._job, self._job.config.published(), {}
+        for arm in job.arms:
+            settings = asdict(arm.endpoint or job.engine(arm))
+            if arm.endpoint is None:
+                settings["tiers"] = config["tiers"]
+            engine = dict(self._fleet.engines[arm.name])
+            arms[arm.name] = writer.ArmDocument(arm.algorithm, arm.stock, settings, engine)
+        start = "warm" if job.workload.preload else "cold"
+        attempts = [*self._attempts, self._attempt]
+        made = writer.Manifest(
+            **about(job, self._provenance),
+            status=self._attempt.status,
+            began=attempts[0].began,
+            ended=self._attempt.ended,
+            reason=reason,
+            attempts=attempts,
+            config=config,
+            sizes=job.sizes,
+            cache=job.config.cache or f"{start} at start, kept between requests",
+            arms=arms,
+        )
+        self._directory.write(writer.MANIFEST, asdict(made))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def verify(batch: ArmBatch, arm: Arm, *, warm: bool = False) -> None:
@@ -75,58 +338,18 @@ def verify(batch: ArmBatch, arm: Arm, *, warm: bool = False) -> None:
             )
 
 
-def make_manifest(
-    job: Job,
-    engines: Mapping[str, Mapping[str, object]],
-    provenance: Mapping[str, object],
-    attempts: Sequence[Attempt],
-    reason: str | None = None,
-) -> documents.Manifest:
-    """What was asked for and on what it ran; the last of `attempts` says how far the run is."""
-    start = "warm" if job.workload.preload else "cold"
-    config = job.config.published()
-    arms = {}
-    for arm in job.arms:
-        settings = asdict(arm.endpoint or job.engine(arm))
-        if arm.endpoint is None:
-            settings["tiers"] = config["tiers"]
-        engine = dict(engines[arm.name])
-        arms[arm.name] = documents.ArmDocument(arm.algorithm, arm.stock, settings, engine)
-    return documents.Manifest(
-        **_common(job, provenance),
-        status=attempts[-1].status,
-        began=attempts[0].began,
-        ended=attempts[-1].ended,
-        reason=reason,
-        attempts=attempts,
-        config=config,
-        sizes=job.sizes,
-        cache=job.config.cache or f"{start} at start, kept between requests",
-        arms=arms,
-    )
-
-
-def make_summary(
-    job: Job, arms: Mapping[str, ArmSummary], provenance: Mapping[str, Any], status: Status
-) -> documents.Summary:
-    """Aggregates by arm."""
-    return documents.Summary(**_common(job, provenance), status=status, arms=arms)
-
-
-def _common(job: Job, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """What manifest.json and summary.json both have."""
+def about(job: Job, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What manifest.json and summary.json both say of a run."""
     workload, times, model = job.workload, job.workload.arrivals, job.workload.model
     return {
-        "schema": documents.SCHEMA,
+        "schema": writer.SCHEMA,
         "fingerprint": job.fingerprint,
-        "model": documents.ModelDocument(
-            model.name, model.weights, model.meaningful, model.restates
-        ),
-        "workload": documents.WorkloadDocument(
+        "model": writer.ModelDocument(model.name, model.weights, model.meaningful, model.restates),
+        "workload": writer.WorkloadDocument(
             **asdict(job.facts),
             metric=workload.metric,
             synthetic=workload.synthetic,
-            arrivals=None if times is None else documents.ArrivalDocument(len(times), max(times)),
+            arrivals=None if times is None else writer.ArrivalDocument(len(times), max(times)),
             preloaded_chunks=len(workload.preload),
             request_file=workload.requests,
             origin=workload.origin,
@@ -136,301 +359,3 @@ def _common(job: Job, provenance: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "provenance": dict(provenance),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """What is there of a run that is resumed: engines as they were, attempts, committed batches."""
-
-    engines: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    attempts: Sequence[Attempt] = ()
-    batches: Sequence[StoredBatch] = ()
-
-    @classmethod
-    def load(cls, run: Run) -> "StoredRun":
-        """Of an unfinished run; what was left over of a batch is removed.
-
-        Raises IncomparableRuns if it began in another environment.
-        """
-        if differ := changed(run, provenance.collect()):
-            raise IncomparableRuns(
-                f"{run.path}: began with other {', '.join(differ)}",
-                hint="name a new `output` to measure again",
-            )
-        engines = {name: arm["engine"] for name, arm in run.manifest["arms"].items()}
-        attempts = TypeAdapter(list[Attempt]).validate_python(run.manifest["attempts"])
-        batches = read_batches(run.path)
-        cut(run.path, batches)
-        return cls(engines, attempts, batches)
-
-    @property
-    def requests(self) -> int:
-        """Requests of all arms that were measured."""
-        return sum(batch.line.rows for batch in self.batches)
-
-
-#: Starts the engine of an arm: its name, its settings, the file for its output.
-Launch = Callable[[str, EngineConfig, Path], ArmServer]
-
-#: Starts the engines of a run, given the file for the output of each.
-Start = Callable[[Callable[[str], Path]], AbstractContextManager[Fleet]]
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """Where workloads come from, how engines start, and on which GPUs; tests bring their own.
-
-    `memory` gives the bytes of each of so many GPUs, None where engines use none. `files` makes
-    tables and figures of a run directory, and yields a line for each that it cannot make; None is
-    `picbench.figures.run.write_run_files`.
-    """
-
-    load: Callable[[RunConfig], Workload] = load_workload
-    launch: Launch = Server
-    memory: Callable[[int], int | None] = gpu_memory
-    files: Callable[[Path], Iterator[str]] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The result of a run: its directory, the arms' summaries and how many requests failed."""
-
-    path: Path
-    arms: Mapping[str, ArmSummary]
-    failed: int
-
-
-def execute(job: Job, launch: Launch, progress: Progress) -> Finished:
-    """Start the engines, run all rounds, write the run directory.
-
-    Where start-up fails nothing is left behind. From then on, whatever stops the run, all that
-    was measured is kept, and the manifest says how the run ended. A run whose directory is there
-    is resumed; one that has ended is only read. Raises InvalidRun for one that ended so.
-    """
-    return _run_or_resume(job, progress, partial(_start_engines, job, launch, progress))
-
-
-def execute_all(
-    jobs: Sequence[Job],
-    launch: Launch,
-    progress: Progress,
-    logs: Path,
-    allowed: Callable[[Job], bool],
-) -> Iterator[Finished]:
-    """Run jobs one after another, each from a cold cache and into a directory of its own.
-
-    The engines start once, so the jobs must agree on their settings (ConfigError); their output
-    goes to `logs`. A run that was stopped is resumed, as in `execute`. One with a failed request
-    ends them all with EngineError: an engine that is gone would fail those that follow. The first
-    one that is not `allowed` ends them too, without an error.
-    """
-    settings = [[arm.endpoint or job.engine(arm) for arm in job.arms] for job in jobs]
-    if any(other != settings[0] for other in settings):
-        raise ConfigError(
-            "runs on the same engines need the same arms, model, pool and context",
-            hint="fix kv_blocks, context and max_running for all of them",
-        )
-    logs.mkdir(parents=True, exist_ok=True)
-    with _start_engines(jobs[0], launch, progress, lambda arm: logs / log_name(arm)) as fleet:
-        for job in jobs:
-            if not allowed(job):
-                return
-            for server in fleet.servers.values():
-                server.reset()
-            progress.say(job.output.name)
-            done = _run_or_resume(job, progress, lambda _: nullcontext(fleet))
-            if done.failed:
-                raise EngineError(
-                    f"{done.failed} requests failed in {done.path}",
-                    hint="see error in its samples.jsonl, and logs/; the same command resumes "
-                    "from here",
-                )
-            yield done
-
-
-@contextmanager
-def _start_engines(
-    job: Job, launch: Launch, progress: Progress, log: Callable[[str], Path]
-) -> Iterator[Fleet]:
-    """The engines of all arms; says what was chosen where nothing was given, each note once."""
-    for note in job.notes:
-        progress.say(note)
-    tokenizer = partial(load_tokenizer, job.workload.model)
-    for arm in job.arms:
-        if arm.endpoint is not None:
-            with closing(RemoteServer(arm.name, arm.endpoint, tokenizer)) as server:
-                server.ready()  # Before engines start, which takes minutes.
-    ours = [arm.name for arm in job.arms if arm.endpoint is None]
-    many = "s" if len(ours) > 1 else ""
-    what = f"arm{many} in turn" if job.shared else f"engine{many}"
-    progress.say(f"starting {len(ours)} {what}: {', '.join(ours)}")
-
-    def start(arm: Arm) -> ArmServer:
-        if arm.endpoint is not None:
-            return RemoteServer(arm.name, arm.endpoint, tokenizer)
-        return launch(arm.name, job.engine(arm), log(arm.name))
-
-    starts = {arm.name: partial(start, arm) for arm in job.arms}
-    with open_fleet(starts, lambda name: progress.say(f"{name} is up")) as fleet:
-        noted = [engine.get("notes") for engine in fleet.engines.values()]
-        for note in dict.fromkeys(chain.from_iterable(n for n in noted if isinstance(n, list))):
-            progress.say(note)
-        yield fleet
-
-
-def _run_or_resume(job: Job, progress: Progress, start: Start) -> Finished:
-    """Measure what is missing in the job's directory; without engines where nothing is."""
-    resumed = (job.output / MANIFEST).exists()
-    directory = RunDirectory(job.output) if resumed else RunDirectory.create(job.output)
-    with hold(job.output):
-        stored = StoredRun()
-        if resumed:
-            run = read_run(job.output)
-            if run.manifest["status"] == "invalid":
-                raise InvalidRun(
-                    f"{run.path}: {run.manifest['reason']}", hint="name a new `output`"
-                )
-            if run.manifest["status"] in FINAL:
-                shown = "has ended and is only shown; name a new directory to measure again"
-                progress.say(f"{run.path}: {shown}")
-                return Finished(run.path, run.summary, sum(a.failed for a in run.summary.values()))
-            stored = StoredRun.load(run)
-            progress.say(f"{run.path}: resuming after {stored.requests} of {job.requests} requests")
-        whole = resumed and stored.requests == job.requests
-        engines = nullcontext(Fleet({}, stored.engines)) if whole else start(directory.log)
-        try:
-            with engines as fleet:
-                return _Session(job, directory, fleet, progress, stored).run()
-        except BaseException:
-            if not (directory.path / MANIFEST).exists():
-                directory.discard()
-            raise
-
-
-class _Session:
-    """The measuring part of a run, and its files; `stored` is what there is of it already."""
-
-    def __init__(
-        self,
-        job: Job,
-        directory: RunDirectory,
-        fleet: Fleet,
-        progress: Progress,
-        stored: StoredRun,
-    ) -> None:
-        self._job, self._directory, self._fleet = job, directory, fleet
-        self._progress, self._stored = progress, stored
-        self._arms = {arm.name: arm for arm in job.arms}
-        self._tallies = {arm.name: Tally() for arm in job.arms}
-        self._sets = chunk_sets(job.workload.samples)
-        self._provenance = provenance.collect()
-        self._attempt = Attempt(_now(), done=stored.requests)
-        self._rounds = Rounds(job, fleet, progress.say)
-        self._memory: dict[str, Sequence[MemoryUse]] = {}
-
-    def run(self) -> Finished:
-        """Run all rounds; the files record how far they got in any case."""
-        self._directory.write_workload(self._job.workload.samples, self._sets)
-        self._write_manifest()
-        status: Status = "interrupted"
-        reason = None
-        failed = 0
-        try:
-            self._measure()
-            failed = sum(tally.failed for tally in self._tallies.values())
-            status = "partial" if failed else "complete"
-        except InvalidRun as error:
-            status, reason = "invalid", str(error)
-            raise
-        except Exception as error:
-            status, reason = "failed", f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            arms = self._write_results(status, reason)
-            if status not in ("complete", "partial"):
-                self._progress.say(f"{status}; results so far are in {self._directory.path}")
-        return Finished(self._directory.path, arms, failed)
-
-    def _measure(self) -> None:
-        stored, servers = self._stored, self._fleet.servers
-        for known in stored.batches:
-            self._tallies[known.line.arm].add(known.rows, known.result)
-        if stored.requests == self._job.requests:
-            self._progress.begin(stored.requests)
-            return
-        replayed, changed = self._rounds.begin(stored.batches, self._rows)
-        self._attempt = replace(self._attempt, replayed=replayed, changed_outputs=changed)
-        if changed:
-            self._progress.say(
-                f"{changed} of {replayed} replies are others this time: "
-                "this engine is not deterministic"
-            )
-        self._progress.begin(stored.requests)
-        lost = {b.line.arm: b.line.lost for b in stored.batches if b.line.lost is not None}
-        for batch in self._rounds.serve(len(stored.batches), lost):
-            self._keep(batch)
-        for name in (name for name in servers if self._arms[name].endpoint is None):
-            try:
-                self._memory[name] = servers[name].call(attrgetter("memory_use"))
-            except EngineError as error:
-                self._progress.say(f"memory is not measured: {error.message}")
-
-    def _rows(self, batch: ArmBatch) -> list[SampleRow]:
-        """The rows of a batch that was just served; for each batch once."""
-        rows = to_rows(batch, self._job.workload.grader, self._sets)
-        expected = self._rounds.declared.expect(batch)
-        repeat = batch.round // self._rounds.per_repeat
-        return [
-            replace(row, expected_reuse=tokens, repeat=repeat)
-            for row, tokens in zip(rows, expected, strict=True)
-        ]
-
-    def _keep(self, batch: ArmBatch) -> None:
-        rows = self._rows(batch)
-        self._tallies[batch.arm].add(rows, batch.result)
-        try:
-            verify(batch, self._arms[batch.arm], warm=bool(self._job.workload.preload))
-            self._rounds.declared.check(batch, rows)
-        except InvalidRun:
-            # For readers alone: a run that is killed right now must find this again.
-            self._directory.append(rows)
-            raise
-        self._directory.keep(batch, rows)
-        self._progress.advance(batch.arm, len(rows))
-
-    def _write_results(self, status: Status, reason: str | None) -> dict[str, ArmSummary]:
-        workload, tallies = self._job.workload, self._tallies
-        arms = summarise(
-            tallies,
-            metric=workload.metric,
-            meaningful=workload.model.meaningful,
-            objectives=self._job.objectives,
-            engines=self._fleet.engines,
-        )
-        full = tallies[BASELINE].rows if BASELINE in tallies else []
-        for name, arm in arms.items():
-            engine, reuse = self._fleet.engines[name], self._arms[name].reuse
-            block = engine.get("block_bytes")
-            block = block if isinstance(block, int) else None
-            arms[name] = replace(
-                arm,
-                cache=summarise_cache(self._job.config.cache, reuse, tallies[name], full),
-                memory=summarise_memory(arm.blocks, block, self._memory.get(name, ())),
-            )
-        self._directory.write_memory({n: t.snapshots for n, t in tallies.items()})
-        summary = make_summary(self._job, arms, self._provenance, status)
-        self._directory.write(documents.SUMMARY, asdict(summary))
-        self._attempt = replace(self._attempt, status=status, ended=_now())
-        self._write_manifest(reason)
-        if status in FINAL:
-            self._directory.compact()
-        return arms
-
-    def _write_manifest(self, reason: str | None = None) -> None:
-        attempts = [*self._stored.attempts, self._attempt]
-        made = make_manifest(self._job, self._fleet.engines, self._provenance, attempts, reason)
-        self._directory.write(MANIFEST, asdict(made))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

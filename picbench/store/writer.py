@@ -275,10 +275,6 @@ class RunDirectory:
             raise _unwritable(path, error) from error
         return cls(path, missing)
 
-    def log(self, arm: str) -> Path:
-        """Where the output of an arm's engine goes."""
-        return self.path / "logs" / log_name(arm)
-
     def write(self, name: str, document: Mapping[str, Any]) -> None:
         """Write or replace a document, `MANIFEST` or `SUMMARY`."""
         write_json(self.path / name, document)

@@ -15,7 +15,7 @@ from picbench.engines.ledger import KINDS, MemoryUse, Snapshot
 from picbench.engines.request import Chunk, Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, EngineError
 from picbench.run.job import prepare
-from picbench.run.schedule import PlainProgress
+from picbench.run.schedule import Progress
 from picbench.run.server import Arrivals, run_group
 from picbench.run.session import Services, execute
 from picbench.run.workload import Workload
@@ -392,5 +392,6 @@ def run_fakes(harness: Harness, output: Path, *arms: str, **settings: object) ->
     """Run arms over a harness without the command line; the run directory."""
     values = {"algo": arms, "dataset": "fake", "output": str(output), **settings}
     job = prepare(parse_config(values), harness.load, no_gpu)
-    progress = PlainProgress(job.facts.samples * len(arms), io.StringIO())
-    return execute(job, harness.launch, progress).path
+    progress = Progress(job.facts.samples * len(arms), io.StringIO())
+    execute(job, harness.launch, progress)
+    return job.output

@@ -26,7 +26,7 @@ class ContextIndex:
 
     def arrange(self, items: Sequence[Ordered]) -> list[int]:
         """The places of a prompt's segments in the order to send them in; see
-        `ChunkOrder` of `picbench.run.schedule`."""
+        `reorder` in `picbench.run.schedule`."""
         order = list(self._arranged(items))
         self.note([items[place] for place in order])
         return order

@@ -8,22 +8,15 @@ import pytest
 from harness_fakes import Harness, make_sample, run_fakes
 
 from picbench.run.result import status_line
-from picbench.run.schedule import PlainProgress, is_live, minutes, open_progress
+from picbench.run.schedule import Progress, minutes
 from picbench.store.writer import SUMMARY
-
-
-class Terminal(io.StringIO):
-    """A stream that claims to be a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def spoken(times: list[float], total: int, *done: int) -> list[str]:
     """What is said when one request ends at each time after the start; `done` ended before."""
     stream = io.StringIO()
     clock = iter([0.0, *(0.0 for _ in done), *times])
-    progress = PlainProgress(total, stream, lambda: next(clock))
+    progress = Progress(total, stream, lambda: next(clock))
     for before in done:
         progress.begin(before)
     for _ in times:
@@ -51,29 +44,11 @@ def test_lines_come_now_and_then_and_at_the_end() -> None:
     assert [line.split()[1] for line in lines] == ["10/25", "20/25", "25/25"]
 
 
-def test_a_terminal_gets_a_bar_unless_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Terminal()
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr("sys.stderr", stream)
-    with open_progress(9) as progress:
-        progress.say("mepic is up")
-        progress.begin(7)
-        progress.advance("mepic", 1)
-    assert "mepic is up" in stream.getvalue()
-    assert "8/9" in stream.getvalue()
-    assert not is_live(io.StringIO())
-    for variable in ("CI", "NO_COLOR"):
-        monkeypatch.setenv(variable, "1")
-        assert not is_live(stream)
-        monkeypatch.delenv(variable)
-
-
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with open_progress(1, quiet=True) as progress:
-        progress.say("mepic is up")
-        progress.begin()
-        progress.advance("mepic", 1)
+    progress = Progress(1, None)
+    progress.say("mepic is up")
+    progress.begin()
+    progress.advance("mepic", 1)
     assert capsys.readouterr() == ("", "")
 
 

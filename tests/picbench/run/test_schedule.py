@@ -21,8 +21,9 @@ from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Text
 from picbench.engines.vllm.device import CPU, find
 from picbench.errors import InvalidRun
-from picbench.run.schedule import ChunkOrder, schedule, to_request
+from picbench.run.schedule import reorder, schedule, to_request
 from picbench.store.reader import read_run
+from picbench.workloads.prompts.chunk_order import ContextIndex
 from picbench.workloads.sample import Sample, SampleSegment
 
 ARMS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True)
@@ -247,8 +248,8 @@ PROMPTS = st.lists(st.text("abcdefgh", max_size=6), min_size=1, max_size=12)
 
 
 def arranged(prompts: Sequence[str]) -> list[Sample]:
-    order = ChunkOrder()
-    return [order.arrange(sample(prompt, 1000 + n)) for n, prompt in enumerate(prompts)]
+    order = ContextIndex()
+    return [reorder(sample(prompt, 1000 + n), order) for n, prompt in enumerate(prompts)]
 
 
 @given(PROMPTS)
@@ -300,26 +301,26 @@ def test_documents_that_were_used_as_often_are_in_the_order_of_their_first_use()
 
 
 def test_a_sequence_counts_after_its_own_beginning_only() -> None:
-    order = ChunkOrder()
-    order.arrange(sample("ab"))
+    order = ContextIndex()
+    reorder(sample("ab"), order)
     other = replace(sample("ba"), segments=(text(4), chunk("b"), chunk("a"), text(5)))
     # Nothing followed that text; the documents were used as often as each other.
-    assert names(order.arrange(other)) == "ab"
-    assert names(order.arrange(sample("ba"))) == "ab"
+    assert names(reorder(other, order)) == "ab"
+    assert names(reorder(sample("ba"), order)) == "ab"
 
 
 def test_chunks_do_not_pass_texts_between_them() -> None:
-    order = ChunkOrder()
-    order.arrange(sample("cdab"))
+    order = ContextIndex()
+    reorder(sample("cdab"), order)
     split = replace(sample(""), segments=(chunk("a"), chunk("d"), text(4), chunk("c"), chunk("d")))
-    assert [s.text or "-" for s in order.arrange(split).segments] == ["d", "a", "-", "c"]
+    assert [s.text or "-" for s in reorder(split, order).segments] == ["d", "a", "-", "c"]
 
 
 def test_consecutive_text_keeps_its_order_and_its_repetitions() -> None:
-    order = ChunkOrder()
-    order.arrange(sample("ab"))
+    order = ContextIndex()
+    reorder(sample("ab"), order)
     fixed = sample("baa", ordered=True)
-    assert order.arrange(fixed) == fixed
+    assert reorder(fixed, order) == fixed
 
 
 @pytest.mark.engine
@@ -330,8 +331,8 @@ def test_stock_vllm_finds_as_much_as_was_foreseen(llama: Path) -> None:
     given_prompts = [
         sample("".join(draw.sample("abcdef", 4)), question) for question in range(10, 22)
     ]
-    order = ChunkOrder()
-    sent = [order.arrange(prompt) for prompt in given_prompts]
+    order = ContextIndex()
+    sent = [reorder(prompt, order) for prompt in given_prompts]
     config = EngineConfig(
         str(llama), algorithm="prefix", stock=True, device="cpu", context=512, kv_blocks=600
     )

@@ -9,7 +9,7 @@ from harness_fakes import Harness, make_sample, no_gpu
 
 from picbench.errors import ConfigError, EngineError
 from picbench.run.job import Job, prepare
-from picbench.run.schedule import PlainProgress
+from picbench.run.schedule import Progress
 from picbench.run.session import execute_all
 from picbench.settings import parse_config
 
@@ -21,15 +21,15 @@ def job(harness: Harness, output: Path, **flags: object) -> Job:
     return prepare(parse_config({**values, "output": str(output)}), harness.load, no_gpu)
 
 
-def progress() -> PlainProgress:
-    return PlainProgress(99, io.StringIO())
+def progress() -> Progress:
+    return Progress(99, io.StringIO())
 
 
 def test_engines_start_once_and_every_run_begins_cold(tmp_path: Path) -> None:
     harness = Harness(SAMPLES)
     jobs = [job(harness, tmp_path / name) for name in "ab"]
     done = list(execute_all(jobs, harness.launch, progress(), tmp_path / "logs", lambda job: True))
-    assert [finished.path.name for finished in done] == ["a", "b"]
+    assert [job.output.name for job in done] == ["a", "b"]
     assert harness.order.count("launch mepic") == 1
     assert harness.order.count("reset mepic") == 2
     assert harness.order.index("reset mepic") < harness.order.index("mepic")

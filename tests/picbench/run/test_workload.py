@@ -3,7 +3,6 @@
 import io
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from picbench.cli.run import print_plan
 from picbench.errors import ConfigError
 from picbench.run.job import Job, prepare
 from picbench.run.result import print_result
-from picbench.run.session import make_manifest, make_summary
+from picbench.run.session import about
 from picbench.run.workload import load_workload
 from picbench.settings import parse_config
-from picbench.store.writer import Attempt
 
 ROW = {
     "input": "Where?",
@@ -95,15 +93,10 @@ def test_requests_that_no_context_holds_are_refused_before_they_are_tokenized(
         load_workload(config)
 
 
-def test_skipped_rows_are_counted_in_both_documents(make_job: MakeJob, rows: Path) -> None:
-    job = make_job()
-    for document in (
-        make_summary(job, {}, {}, "complete"),
-        make_manifest(job, {"full": {}}, {}, [Attempt("2026-11-22T12:00:00+00:00")]),
-    ):
-        workload = asdict(document)["workload"]
-        assert (workload["samples"], workload["skipped_rows"]) == (2, 2)
-        assert workload["first_skipped"].startswith(f"{rows}:2: ")
+def test_documents_count_skipped_rows(make_job: MakeJob, rows: Path) -> None:
+    workload = about(make_job(), {})["workload"]
+    assert (workload.samples, workload.skipped_rows) == (2, 2)
+    assert workload.first_skipped.startswith(f"{rows}:2: ")
 
 
 def test_skipped_rows_are_said_in_one_line_each_time(make_job: MakeJob) -> None:
@@ -115,7 +108,7 @@ def test_nothing_is_said_where_nothing_was_skipped(make_job: MakeJob, rows: Path
     rows.write_text(json.dumps(ROW), encoding="utf-8")
     job = make_job(on_bad_row="stop")
     assert "malformed" not in printed(job)
-    workload = make_summary(job, {}, {}, "complete").workload
+    workload = about(job, {})["workload"]
     assert (workload.skipped_rows, workload.first_skipped) == (0, None)
     assert (workload.origin, workload.chat) == (None, False)
 

@@ -12,7 +12,7 @@ from harness_fakes import Harness, make_sample, no_gpu
 from picbench.engines.request import Hits, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
 from picbench.run.job import prepare
-from picbench.run.schedule import PlainProgress
+from picbench.run.schedule import Progress
 from picbench.run.session import execute
 from picbench.settings import parse_config
 from picbench.store.reader import read_run
@@ -52,10 +52,10 @@ def test_a_run_comes_back_whole(tmp_path: Path) -> None:
     harness = Harness([make_sample(n) for n in range(3)], arrivals=(0.0, 0.5, 1.0))
     values = {"algo": ("full", "mepic"), "dataset": "fake", "output": str(tmp_path / "run")}
     job = prepare(parse_config({**values, "slo": "ttft=500"}), harness.load, no_gpu)
-    finished = execute(job, harness.launch, PlainProgress(6, io.StringIO()))
-    run = read_run(finished.path)
+    arms = execute(job, harness.launch, Progress(6, io.StringIO()))
+    run = read_run(job.output)
     assert run.manifest["fingerprint"] == job.fingerprint
-    assert run.summary == finished.arms
+    assert run.summary == arms
     assert len(run.rows) == 6
     assert run.ledger["mepic"].referenced.max() == run.summary["mepic"].blocks.peak_referenced
 

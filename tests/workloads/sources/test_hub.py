@@ -95,13 +95,13 @@ main(["run", "--dataset", "musique", "--dry-run", *sys.argv[1:]])
 _SUMMARY = """
 import json, sys
 from dataclasses import asdict
-from picbench.run.session import make_summary
+from picbench.run.session import about
 from picbench.settings import parse_config
 from picbench.run.job import prepare
 from picbench.run.workload import load_workload
 config = parse_config({"algo": ("full",), "dataset": "musique", "data": sys.argv[1]})
 job = prepare(config, load_workload, lambda _: None)
-print(json.dumps(asdict(make_summary(job, {}, {}, "complete").workload)))
+print(json.dumps(asdict(about(job, {})["workload"])))
 """
 
 
