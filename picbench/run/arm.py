@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from picbench.engines.algorithms import Registry, Reuse, parse
 from picbench.engines.config import EngineConfig
@@ -99,11 +99,11 @@ class _Engine:
         self.server = server
         self.ready = cache(server.ready)
         self.warm_up = cache(lambda algorithm: server.call(methodcaller("warm_up", algorithm)))
-        self.user: BorrowedServer | None = None
+        self.user: _BorrowedServer | None = None
 
 
-class SharedEngines:
-    """Lends engines to arms, and starts those that are not there yet; a context manager.
+class SharedEngines(AbstractContextManager["SharedEngines"]):
+    """Lends engines to arms, and starts those that are not there yet; leaving it closes them.
 
     `start` starts an engine, given a name, its settings and the file for its output.
     """
@@ -112,21 +112,18 @@ class SharedEngines:
         self._start = start
         self._engines: dict[EngineConfig, _Engine] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.retain(())
 
-    def launch(self, name: str, config: EngineConfig, log: Path) -> "BorrowedServer":
+    def launch(self, name: str, config: EngineConfig, log: Path) -> "_BorrowedServer":
         """An arm's server."""
         wanted = shareable(config)
         if wanted not in self._engines:
             kind = "stock" if wanted.stock else "picbench"
-            log = log.with_name(f"{kind}{log.suffix}")
-            self._engines[wanted] = _Engine(self._start(kind, wanted, log))
+            started = self._start(kind, wanted, log.with_name(f"{kind}{log.suffix}"))
+            self._engines[wanted] = _Engine(started)
         ended = partial(self._engines.pop, wanted, None)
-        return BorrowedServer(config, self._engines[wanted], ended)
+        return _BorrowedServer(config, self._engines[wanted], ended)
 
     def retain(self, configs: Iterable[EngineConfig]) -> None:
         """Close engines that no arm with these settings needs."""
@@ -134,21 +131,19 @@ class SharedEngines:
             self._engines.pop(config).server.close()
 
 
-class BorrowedServer:
-    """An arm's turn on an engine, whose KV is dropped when another arm has used it.
+class _BorrowedServer:
+    """An arm's turn on an engine, as a Server; the KV is dropped when another arm has used it.
 
-    In stock vLLM, requests that reuse nothing are a tenant each.
+    In stock vLLM, requests that reuse nothing are a tenant each. `close` leaves the engine running,
+    `kill` ends it for all arms at once.
     """
 
     def __init__(self, config: EngineConfig, engine: _Engine, ended: Callable[[], object]) -> None:
-        self._config = config
-        self._engine = engine
-        self._ended = ended
+        self._config, self._engine, self._ended = config, engine, ended
         self._alone = config.stock and parse(config.algorithm).reuse is Reuse.NOTHING
         self._numbers = count(1)
 
     def ready(self) -> Mapping[str, object]:
-        """See Server; what the arm's algorithm needs first is computed now."""
         description = self._engine.ready()
         if not self._config.stock:
             self._engine.warm_up(self._config.algorithm)
@@ -157,7 +152,6 @@ class BorrowedServer:
     def run(
         self, requests: Sequence[Request], concurrency: int | None, arrivals: Arrivals = None
     ) -> GroupResult:
-        """See Server."""
         if self._engine.user is not self:
             self.reset()
         if not self._config.stock:
@@ -167,25 +161,21 @@ class BorrowedServer:
         return self._engine.server.run(requests, concurrency, arrivals)
 
     def call(self, function: Callable[[Any], Any]) -> Any:
-        """See Server."""
         return self._engine.server.call(function)
 
     def reset(self) -> None:
-        """See Server."""
         self._engine.server.reset()
         self._engine.user = self
 
-    def close(self) -> None:
-        """Give the engine back; it keeps running."""
+    def close(self) -> None: ...
 
     def kill(self) -> None:
-        """End the engine for all arms at once."""
         self._engine.server.kill()
         self._ended()
 
 
 #: Serves the requests of one arm.
-ArmServer = Server | RemoteServer | BorrowedServer
+ArmServer = Server | RemoteServer | _BorrowedServer
 
 
 @dataclass(frozen=True, slots=True)
