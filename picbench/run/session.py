@@ -76,7 +76,7 @@ def execute(
                 shown = "has ended and is only shown; name a new directory to measure again"
                 progress.say(f"{run.path}: {shown}")
                 return run.summary
-            if differ := changed(run, provenance.collect()):
+            if differ := changed(run):
                 raise IncomparableRuns(
                     f"{run.path}: began with other {', '.join(differ)}",
                     hint="name a new `output` to measure again",

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ from picbench.run.job import (
     Job,
     blocks,
     fit_pool,
+    gpu_memory,
     measure_sizes,
     prepare,
-    smallest,
 )
 from picbench.run.session import Services
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig, parse_config
+from picbench.store import provenance
 from picbench.workloads.models import ModelSpec
 from picbench.workloads.sample import SampleSegment
 
@@ -209,9 +211,21 @@ L4 = H200 | {"memory": "23034 MiB"}
     ],
 )
 def test_the_gpus_that_count(
-    gpus: list[Mapping[str, str]], visible: str | None, count: int, mib: int | None
+    gpus: list[Mapping[str, str]],
+    visible: str | None,
+    count: int,
+    mib: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert smallest(gpus, visible, count) == (None if mib is None else mib << 20)
+    def no_package(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", no_package)
+    monkeypatch.setattr(provenance, "gpus", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_memory(count) == (None if mib is None else mib << 20)
 
 
 class OneModel(Harness):
