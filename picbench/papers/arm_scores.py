@@ -1,49 +1,38 @@
-"""What algorithms score row by row: which are compared on which model, and what was measured."""
+"""What algorithms score row by row: which are compared, files of scores, and their page."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from picbench.engines.algorithms import Algorithm, Registry
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.pages import GAP, SlotKind
 from picbench.engines.planning.policy import LayoutConfig, Segment
-from picbench.errors import ConfigError, DataError, closest
+from picbench.errors import ConfigError, DataError, closest, first_refusal
+from picbench.figures.frontier import FrontierPoint, draw_frontier
 from picbench.files import write_json
-from picbench.statistics.intervals import difference_interval, ratio_interval, ratio_of_sums
+from picbench.papers.data import ends
+from picbench.papers.settings import BASE
+from picbench.run.measurements import Outcome, ScoredPage
+from picbench.statistics import intervals
+from picbench.tables.page import page, save
+from picbench.tables.table import NOTHING, table
 from picbench.workloads.sample import Sample
+from picbench.workloads.synthetic.generate import DATASETS
 
-#: Recompute nothing of a chunk's KV but what the algorithm says; all others are compared with it.
+#: All other arms are compared with it.
 FULL = "full"
 
-#: MEPIC with one block a chunk: what an arm of ours may link at most to count as cheap.
+#: With one block a chunk: what an arm of ours may link at most to count as cheap.
 MEPIC = "mepic"
-
-#: Published algorithms, and options of theirs.
-PUBLISHED = (
-    FULL,
-    "prefix",
-    "naive",
-    *(f"epic:k={k}" for k in (0, 1, 2, 4, 8, 16, 32, 64)),
-    "epic:k=16:bos=chunk",
-    *(f"cacheblend:r={r}" for r in (0.05, 0.15, 0.3, 0.5)),
-    "cacheblend:r=0.15:select=first",
-    MEPIC,
-    "mepic:blocks=2",
-    "mepic:pad=paper",
-    "minipic",
-    "block-attention",
-    "prompt-cache",
-    "kvlink:n=5",
-)
 
 #: picbench's own: chunks that know their documents, the prompt's first text, or the question. As
 #: all arms here they are canonical specs.
@@ -61,14 +50,29 @@ OWN = (
 
 _WITH_TUNED = (FULL, "naive", MEPIC, "naive:context=document", "mepic:anchored=on:context=document")
 
-#: Arms by model. The tuned models serve what they were tuned for, and a few arms beside it.
-ARMS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "testbed": (*PUBLISHED, *OWN),
-        "testbed:block": (*_WITH_TUNED, "block-attention"),
-        "testbed:link": (*_WITH_TUNED, "kvlink:n=5"),
-    }
-)
+#: Arms by model: on the testbed all published algorithms, options of theirs, and our own. The tuned
+#: models serve what they were tuned for, and a few arms beside it.
+ARMS_OF: Mapping[str, tuple[str, ...]] = {
+    BASE: (
+        FULL,
+        "prefix",
+        "naive",
+        *(f"epic:k={k}" for k in (0, 1, 2, 4, 8, 16, 32, 64)),
+        "epic:k=16:bos=chunk",
+        *(f"cacheblend:r={r}" for r in (0.05, 0.15, 0.3, 0.5)),
+        "cacheblend:r=0.15:select=first",
+        MEPIC,
+        "mepic:blocks=2",
+        "mepic:pad=paper",
+        "minipic",
+        "block-attention",
+        "prompt-cache",
+        "kvlink:n=5",
+        *OWN,
+    ),
+    f"{BASE}:block": (*_WITH_TUNED, "block-attention"),
+    f"{BASE}:link": (*_WITH_TUNED, "kvlink:n=5"),
+}
 
 #: Arms where the retriever left the lead passage out, on the testbed model.
 DROP_ARMS = (
@@ -121,43 +125,6 @@ def planned_links(sample: Sample, algorithm: Algorithm) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class RowInterval:
-    """An estimate and its interval of 95 %."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
-    @property
-    def signed(self) -> str:
-        """With signs, for differences."""
-        return f"{self.value:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
-
-
-def difference_of(first: Sequence[float], second: Sequence[float]) -> RowInterval:
-    """Mean of `first` less that of `second`, with its BCa interval. Needs two rows."""
-    found = difference_interval(first, second)
-    return RowInterval(float(np.subtract(first, second).mean()), found.low, found.high)
-
-
-def ratio_of(
-    first: Sequence[float], second: Sequence[float], resamples: int | None = None
-) -> RowInterval | None:
-    """Mean of `first` over that of `second`, above 0, with its BCa interval. Needs two rows.
-
-    None where a resample has nothing to divide by.
-    """
-    found = ratio_interval(first, second, resamples=resamples)
-    return RowInterval(ratio_of_sums(first, second).mean, found.low, found.high) if found else None
-
-
-SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True)
 class Case:
     """A model and a data set; with `drop`, prompts lack the passages before those that answer.
 
@@ -198,34 +165,29 @@ class ArmRows:
 class ScoredPart:
     """All arms on the first rows of a case. `prompt` and `chunk` are tokens of each row.
 
-    `wanted` is how many rows there will be, `facts` say where it was measured.
+    `wanted` is how many rows there will be, `provenance` says where it was measured.
     """
 
     case: Case
     wanted: int
-    facts: Mapping[str, Any]
+    provenance: Mapping[str, Any]
     arms: dict[str, ArmRows]
     prompt: list[int] = field(default_factory=list)
     chunk: list[int] = field(default_factory=list)
+    schema: Literal[1] = 1
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file that `write` wrote. Raises DataError for another one."""
         try:
-            found = json.loads(path.read_bytes())
-            if (schema := found.pop("schema")) != SCHEMA:
-                raise DataError(f"{path}: schema {schema}, not {SCHEMA}")
-            found["facts"] = found.pop("provenance")
-            return TypeAdapter(cls).validate_python(found)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path}: no scores of algorithms: {error!r}") from error
+            return TypeAdapter(cls).validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise DataError(f"{path}: no scores of algorithms: {first_refusal(error)}") from error
 
     def write(self, folder: Path) -> None:
         """Write ``NAME.json``."""
         folder.mkdir(parents=True, exist_ok=True)
-        found = asdict(self)
-        document = {"schema": SCHEMA, "provenance": found.pop("facts"), **found}
-        write_json(folder / f"{self.case.name}.json", document, indent=None)
+        write_json(folder / f"{self.case.name}.json", asdict(self), indent=None)
 
     @property
     def rows(self) -> int:
@@ -238,7 +200,7 @@ class ScoredPart:
         Those may be of another GPU.
         """
         mine, others = (
-            (part.wanted, list(part.arms), {**part.facts, "gpu": None, "driver": None})
+            (part.wanted, list(part.arms), {**part.provenance, "gpu": None, "driver": None})
             for part in (self, other)
         )
         if mine != others:
@@ -248,19 +210,67 @@ class ScoredPart:
             )
 
 
-def ran(facts: Mapping[str, Any]) -> str:
-    """In which type scores were measured, and on what: the end of a sentence."""
-    eager = ", eager" if facts["eager"] else ""
-    where = "{gpu}, driver {driver}, vLLM {vllm}, torch {torch}, commit {commit}.".format_map(facts)
-    return f"{facts['dtype']}{eager}; {where}"
+#: Parts by case.
+Parts = Mapping[Case, ScoredPart]
 
 
-def read_parts(folder: Path) -> list[ScoredPart]:
+def read_parts(folder: Path) -> Parts:
     """All parts in a folder, in the order of their names. Raises DataError if there are none."""
     found = [ScoredPart.read(path) for path in sorted(folder.glob("*.json"))]
     if not found:
         raise DataError(f"{folder}: no scores of algorithms", hint="measure them first")
-    return found
+    return {part.case: part for part in found}
+
+
+def model_and_arm(name: str) -> tuple[str, str]:
+    """``MODEL/ARM``, or the name of an arm of the testbed, in two."""
+    model, _, arm = name.rpartition("/")
+    return model or BASE, arm
+
+
+def part_of(parts: Parts, name: str, dataset: str) -> ScoredPart | None:
+    """The part with an arm's rows (see `model_and_arm`); None where there are none."""
+    model, arm = model_and_arm(name)
+    part = parts.get(Case(model, dataset))
+    return part if part and arm in part.arms else None
+
+
+def paired(parts: Parts, names: Sequence[str], dataset: str) -> list[Sequence[float]]:
+    """The scores of each of these arms (see `model_and_arm`) on the rows that all of them have."""
+    found: list[Sequence[float]] = []
+    for name in names:
+        part = part_of(parts, name, dataset)
+        found.append(part.arms[model_and_arm(name)[1]].score if part else ())
+    rows = min(map(len, found))
+    return [scores[:rows] for scores in found]
+
+
+class RowInterval(NamedTuple):
+    """An estimate and its interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    def __format__(self, form: str) -> str:
+        value, low, high = (format(number, form) for number in self)
+        return f"{value} [{low}, {high}]"
+
+
+def difference_of(first: Sequence[float], second: Sequence[float]) -> RowInterval:
+    """Mean of `first` less that of `second`, with its BCa interval. Needs two rows."""
+    found = intervals.difference_interval(first, second)
+    return RowInterval(float(np.subtract(first, second).mean()), found.low, found.high)
+
+
+def ratio_of(first: Sequence[float], second: Sequence[float]) -> RowInterval | None:
+    """Mean of `first` over that of `second`, with its BCa interval. Needs two rows.
+
+    None where `second`, or a resample of it, has nothing to divide by.
+    """
+    found = intervals.ratio_interval(first, second) if any(second) else None
+    value = intervals.ratio_of_sums(first, second)
+    return RowInterval(value.mean, found.low, found.high) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +278,10 @@ class ArmScore:
     """An arm on a case: means over `rows`, two or more.
 
     `difference` is the score less that of full recompute on the same rows and the same model,
-    `kept` the ratio of the two, None where that scores nothing, or might in other rows (a resample
-    in which it does). `linked` and `computed` are tokens a request, `share` is `linked` over the
-    tokens of chunks.
+    `kept` the ratio of the two, None where `ratio_of` has none. `linked` and `computed` are tokens
+    a request, `share` is `linked` over the tokens of chunks.
     """
 
-    case: Case
-    arm: str
     rows: int
     score: float
     difference: RowInterval
@@ -284,18 +291,264 @@ class ArmScore:
     computed: float
 
     @classmethod
-    def of(cls, part: ScoredPart, arm: str, resamples: int | None = None) -> Self:
-        """An arm of a part; `resamples` are those that `kept` is from."""
+    def of(cls, part: ScoredPart, arm: str) -> Self:
+        """An arm of a part."""
         rows, full = part.arms[arm], part.arms[FULL].score
         linked = fmean(rows.linked)
         return cls(
-            part.case,
-            arm,
-            part.rows,
-            fmean(rows.score),
-            difference_of(rows.score, full),
-            ratio_of(rows.score, full, resamples) if any(full) else None,
-            linked,
-            linked / fmean(part.chunk),
-            fmean(rows.computed),
+            rows=part.rows,
+            score=fmean(rows.score),
+            difference=difference_of(rows.score, full),
+            kept=ratio_of(rows.score, full),
+            linked=linked,
+            share=linked / fmean(part.chunk),
+            computed=fmean(rows.computed),
         )
+
+
+#: Scores by data set and arm.
+Scores = Mapping[str, Mapping[str, ArmScore]]
+
+
+def score_section(
+    parts: Iterable[ScoredPart],
+    scores: Scores,
+    columns: Mapping[str, Callable[[str, ArmScore], str]],
+) -> Iterator[str]:
+    """What ran where on which rows, and tables of a row an arm and a column a data set.
+
+    `columns` are what stands above each table, and the text of an arm's score in it.
+    """
+    counts = []
+    for part in parts:
+        of = f" of {part.wanted}" if part.rows != part.wanted else ""
+        source = f" ({part.provenance['rows']})" if "rows" in part.provenance else ""
+        counts.append(f"{part.case.dataset} {part.rows}{of}{source}")
+    yield f"{where_measured(parts)} Rows: {', '.join(counts)}."
+    every = dict.fromkeys(arm for arms in scores.values() for arm in arms)
+    for title, text in columns.items():
+        yield title
+        rows = []
+        for arm in every:
+            found = (text(arm, arms[arm]) if arm in arms else NOTHING for arms in scores.values())
+            rows.append((f"`{arm}`", *found))
+        yield table(("arm", *scores), rows)
+
+
+def where_measured(parts: Iterable[ScoredPart]) -> str:
+    """A sentence for each place: which models ran there."""
+    found: dict[str, dict[str, None]] = {}
+    for part in parts:
+        found.setdefault(ran(part.provenance), {})[part.case.model] = None
+    return " ".join(f"{', '.join(models)}: {place}" for place, models in found.items())
+
+
+def ran(facts: Mapping[str, Any]) -> str:
+    """In which type scores were measured, and on what: the end of a sentence."""
+    eager = ", eager" if facts["eager"] else ""
+    where = "{gpu}, driver {driver}, vLLM {vllm}, torch {torch}, commit {commit}.".format_map(facts)
+    return f"{facts['dtype']}{eager}; {where}"
+
+
+_TERMS = (
+    "Linked are the tokens that a request computes besides its text when all chunks, and no "
+    "computed block, are in the cache: recomputed in chunks, or added to the prompt (link tokens, "
+    "BOS, visible pads). Differences and ratios are to full recompute by the same model on the "
+    f"same rows, with 95 % bootstrap intervals over rows ({intervals.RESAMPLES:,} resamples, "
+    "paired). Where no row differs, up to 1.5 % of other rows may (three in 200)."
+)
+
+_ORDERS = (
+    "Papers say, of other models and data, that each arm of an order scores at least what the next "
+    "one does. A pair of neighbours holds if the interval of the difference is not below zero, "
+    "fails if all of it is, and is undecided otherwise; an order is as good as its worst pair. In "
+    "a cell: the verdict, the least difference of a pair, and of several pairs how many hold, are "
+    "undecided and fail. Of pairs of equally good arms one in forty fails by chance."
+)
+
+#: Share of full recompute's score that an arm of the frontier keeps on every data set.
+KEPT = 0.97
+
+#: Models that are drawn beside the testbed, and what each of them is tuned for.
+TUNED = {f"{BASE}:block": "block-attention", f"{BASE}:link": "kvlink:n=5"}
+
+#: Orders that papers claim, about their models and data: each arm scores at least what the next one
+#: does. With the source; arms are named as for `model_and_arm`.
+ORDERS: Sequence[tuple[str, Sequence[str]]] = (
+    ("vLLM", ("full", "prefix", "full")),
+    ("2405.16444", ("full", "cacheblend:r=0.15", "naive")),
+    ("2405.16444", (*(f"cacheblend:r={r}" for r in (0.5, 0.3, 0.15, 0.05)), "naive")),
+    ("2405.16444", ("cacheblend:r=0.15", "cacheblend:r=0.15:select=first")),
+    ("2410.15332", ("full", *(f"epic:k={k}" for k in (64, 32, 16, 8, 4, 2, 1)), "naive")),
+    ("2410.15332", ("epic:k=0", "naive")),
+    ("2410.15332", ("epic:k=16", "cacheblend:r=0.15")),
+    ("2512.16822", ("mepic", "epic:k=16")),
+    ("2512.16822", ("mepic", "cacheblend:r=0.15")),
+    ("2602.02579", ("mepic:select=question", "mepic")),
+    ("2409.15355", ("testbed:block/block-attention", "block-attention")),
+    ("2409.15355", ("testbed:block/block-attention", "testbed:block/full")),
+    ("2502.16002", ("testbed:link/kvlink:n=5", "kvlink:n=5")),
+    ("2502.16002", ("testbed:link/kvlink:n=5", "testbed:link/naive")),
+    ("2606.13126", ("naive", "minipic", "naive")),
+    ("2311.04934", ("naive", "prompt-cache", "naive")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStep:
+    """Neighbours in an order, (model, arm) each, on a data set, and the first less the second."""
+
+    better: tuple[str, str]
+    worse: tuple[str, str]
+    dataset: str
+    difference: RowInterval
+    verdict: str
+
+
+def judge_order(arms: Sequence[str], parts: Parts) -> list[OrderStep]:
+    """The steps of an order on all data sets on which both of its models were measured."""
+    steps = []
+    datasets = dict.fromkeys(case.dataset for case in parts)
+    for pair, dataset in product(pairwise(arms), datasets):
+        one, other = paired(parts, pair, dataset)
+        if one:
+            less = difference_of(one, other)
+            verdict = "holds" if less.low >= 0 else "fails" if less.high < 0 else "undecided"
+            better, worse = map(model_and_arm, pair)
+            steps.append(OrderStep(better, worse, dataset, less, verdict))
+    return steps
+
+
+def scored_page(settings: ScoredPage) -> Outcome:
+    """Write ``algorithms.md``, ``.json`` and the figure from the parts in a folder.
+
+    Raises DataError for parts with nothing that arms can be compared with.
+    """
+
+    def place(case: Case) -> tuple[int, bool, str, int]:
+        known = DATASETS.index(case.dataset) if case.dataset in DATASETS else len(DATASETS)
+        return case.first, case.drop, case.model, known
+
+    found = read_parts(settings.parts)
+    parts = {case: found[case] for case in sorted(found, key=place)}
+    measured: dict[str, list[ScoredPart]] = {}
+    workloads: dict[str, dict[str, Mapping[str, ArmScore]]] = {}
+    for case, part in parts.items():
+        drop = ", lead passages left out" if case.drop else ""
+        rest = f", rows from {case.first} on" if case.first else ""
+        name = f"{case.model}{drop}{rest}"
+        measured.setdefault(name, []).append(part)
+        workloads.setdefault(name, {})[case.dataset] = score_arms(part)
+    orders = [(source, arms, judge_order(arms, parts)) for source, arms in ORDERS]
+    caption = (
+        f"{where_measured(parts.values())} Synthetic rows, greedy replies. All arms of a model in "
+        "one engine, their requests in batches of random order. Scores: word F1; rouge-l of samsum "
+        "and multi_news."
+    )
+    texts = [caption, _TERMS]
+    if BASE in workloads:
+        _draw(workloads, caption, settings.output / "algorithms")
+        frontier = (
+            f"Of our own arms, which keep {KEPT:.2f} of full recompute's score on every data set "
+            "and link no more than mepic with one block a chunk?"
+        )
+        texts += ["![accuracy against linked tokens](algorithms.svg)", "## The frontier", frontier]
+        texts.append(_frontier_table(workloads[BASE]))
+    columns: Mapping[str, Callable[[str, ArmScore], str]] = {
+        "Mean score, and linked tokens a request:": lambda _, s: f"{s.score:.3f} ({s.linked:,.0f})",
+        "Difference to full recompute:": lambda _, s: f"{s.difference:+.3f}",
+        "Share of full recompute's score that is kept:": lambda _, s: f"{s.kept:.3f}",
+    }
+    for name, scores in workloads.items():
+        texts += [f"## {name}", *score_section(measured[name], scores, columns)]
+    texts += _orders_section([order for order in orders if order[2]])
+    document = {
+        "schema": 1,
+        "workloads": TypeAdapter(Mapping[str, Scores]).dump_python(workloads, mode="json"),
+        "orders": [
+            {
+                "claim": " >= ".join(arms),
+                "source": source,
+                "pairs": [asdict(s) | {"difference": s.difference._asdict()} for s in steps],
+            }
+            for source, arms, steps in orders
+        ],
+    }
+    shown = page("Every algorithm: accuracy against linked tokens", *texts)
+    save(settings.output / "algorithms", document, shown)
+    return Outcome(shown)
+
+
+def score_arms(part: ScoredPart) -> dict[str, ArmScore]:
+    """All arms of a part, by spec, each with what it keeps.
+
+    Raises DataError for a single row, and where full recompute scores nothing, or might have in
+    other rows.
+    """
+    if part.rows >= 2 and ArmScore.of(part, FULL).kept:
+        return {arm: ArmScore.of(part, arm) for arm in part.arms}
+    raise DataError(
+        f"{part.case.name}: {part.rows} rows of which full recompute answers none or few: nothing "
+        "to compare with",
+        hint="measure more `rows`",
+    )
+
+
+def _draw(workloads: Mapping[str, Scores], caption: str, base: Path) -> None:
+    """All arms of the base model, and of its tuned variants what they are tuned for."""
+    points: dict[str, list[FrontierPoint]] = {dataset: [] for dataset in workloads[BASE]}
+    rows: dict[bool, list[int]] = {False: [], True: []}
+    for model, only in {BASE: None, **TUNED}.items():
+        for dataset, arms in workloads.get(model, {}).items():
+            for arm, score in arms.items():
+                if score.kept and dataset in points and only in (None, arm):
+                    name = f"{model}/{arm}" if only else arm
+                    points[dataset].append(FrontierPoint(name, score.share, *score.kept))
+                    rows[bool(only)].append(score.rows)
+    tuned = f", of tuned models {ends(rows[True])}" if rows[True] else ""
+    bars = f"Bars: 95 % intervals over {ends(rows[False])} rows{tuned}."
+    draw_frontier(points, (MEPIC, KEPT), f"{caption} {bars}", base)
+
+
+def _frontier_table(scores: Scores) -> str:
+    """Our arms, best first: the least that each keeps, and where it links more than MEPIC."""
+    found = []
+    for arm in (arm for arm in next(iter(scores.values())) if arm in OWN):
+        kept = {d: arms[arm].kept or RowInterval(0.0, 0.0, 0.0) for d, arms in scores.items()}
+        worst = min(kept, key=lambda dataset: kept[dataset].value)
+        below = [dataset for dataset, one in kept.items() if one.value < KEPT]
+        costlier = [d for d, arms in scores.items() if arms[arm].linked > arms[MEPIC].linked]
+        missed = bool(below or costlier)
+        row = (
+            f"`{arm}`",
+            "no" if missed else "yes",
+            f"{kept[worst]:.3f} ({worst})",
+            f"{sum(one.low >= KEPT for one in kept.values())} of {len(kept)}",
+            ", ".join(below) or "none",
+            ", ".join(costlier) or "none",
+        )
+        found.append((missed, -kept[worst].value, row))
+    above = f"interval above {KEPT:.2f}"
+    head = ("arm", "reached", "least kept", above, "below", "links more than mepic")
+    return table(head, [row for *_, row in sorted(found, key=lambda each: each[:2])])
+
+
+def _orders_section(
+    orders: Sequence[tuple[str, Sequence[str], Sequence[OrderStep]]],
+) -> Iterator[str]:
+    every = [step for *_, steps in orders for step in steps]
+    datasets = list(dict.fromkeys(step.dataset for step in every))
+    rows = []
+    for source, arms, steps in orders:
+        row = [" >= ".join(arms), source]
+        for dataset in datasets:
+            found = [step for step in steps if step.dataset == dataset]
+            counts = Counter(step.verdict for step in found)
+            verdict = next((v for v in ("fails", "undecided", "holds") if counts[v]), NOTHING)
+            least = min((step.difference for step in found), default=None)
+            cell = f"{verdict} {least:+.3f}" if least else verdict
+            if len(found) > 1:
+                cell += " ({holds}/{undecided}/{fails})".format_map(counts)
+            row.append(cell)
+        rows.append(row)
+    yield from ("## Published orders", _ORDERS, table(("claim", "source", *datasets), rows))

@@ -1,47 +1,29 @@
 """Verdicts on claims, from compact data of experiments and scores row by row."""
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
+from pydantic import BaseModel, Field, TypeAdapter
 
 from picbench.errors import ConfigError, DataError
 from picbench.files import write_json, write_whole
-from picbench.papers.arm_scores import Case, ScoredPart, read_parts
-from picbench.papers.data import ExperimentData, ends
-from picbench.papers.settings import (
-    BASE,
-    TESTBED,
-    Bounds,
-    Claim,
-    NotMeasured,
-    RunQuantity,
-    ScoreQuantity,
-    Verdict,
-)
-from picbench.statistics.intervals import (
-    FEW,
-    Interval,
-    MeanBootstrap,
-    StudentMean,
-    difference_interval,
-    ratio_interval,
-    sum_clusters,
-)
-from picbench.tables import table as markdown
+from picbench.papers import settings
+from picbench.papers.arm_scores import Case, Parts, model_and_arm, paired, part_of, read_parts
+from picbench.papers.data import ExperimentData, ends, report_table
+from picbench.papers.settings import BASE, Claim, Verdict
+from picbench.statistics import intervals
+from picbench.tables.table import Value
 
-#: With what probability all intervals of a claim cover the truth.
-CONFIDENCE = 0.95
-
-#: Far ends of resamples are needed where a claim has many places.
-RESAMPLES = 10_000
+#: With what probability all intervals of a claim cover the truth, and from how many resamples: far
+#: ends are needed where a claim has many places.
+CONFIDENCE, RESAMPLES = 0.95, 10_000
 
 #: With fewer rows resampling makes intervals too narrow to decide anything.
 FEWEST_ROWS = 20
@@ -63,17 +45,16 @@ class Evidence:
     """Experiments by device and name, scores by case, and where the latter are."""
 
     data: Mapping[tuple[str, str], ExperimentData]
-    parts: Mapping[Case, ScoredPart]
+    parts: Parts
     scores: str = ""
 
     @classmethod
-    def read(cls, data: Path, scores: Path | None) -> Self:
+    def read(cls, data: Path, scores: Path) -> Self:
         """Read what there is; a folder that is missing has nothing in it."""
         every = map(ExperimentData.read, sorted(data.glob("*.json")))
         found = {(one.device, one.experiment): one for one in every}
-        if scores is None or not any(scores.glob("*.json")):
-            return cls(found, {})
-        return cls(found, {part.case: part for part in read_parts(scores)}, scores.as_posix())
+        parts = read_parts(scores) if any(scores.glob("*.json")) else {}
+        return cls(found, parts, scores.as_posix())
 
     def experiment(self, name: str) -> Sequence[ExperimentData]:
         """An experiment on all devices on which it was run."""
@@ -81,22 +62,8 @@ class Evidence:
 
     def datasets(self, model: str = BASE) -> list[str]:
         """The data sets of which a model was scored on whole rows."""
-        return list(dict.fromkeys(c.dataset for c in self.parts if c == Case(model, c.dataset)))
-
-    def part(self, arm: str, dataset: str) -> ScoredPart | None:
-        """The rows of an arm (``MODEL/ARM`` of another model); None where it has none."""
-        part = self.parts.get(Case(model_of(arm), dataset))
-        return part if part is not None and arm.rpartition("/")[2] in part.arms else None
-
-    def rows(self, arm: str, dataset: str) -> list[float]:
-        """The arm's scores, row by row; none where it has none."""
-        part = self.part(arm, dataset)
-        return part.arms[arm.rpartition("/")[2]].score if part else []
-
-
-def model_of(arm: str) -> str:
-    """The model of an arm."""
-    return arm.rpartition("/")[0] or BASE
+        whole = (c.dataset for c in self.parts if c.model == model and not c.drop and not c.first)
+        return list(dict.fromkeys(whole))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +73,65 @@ class JudgedCell:
     on: str
     what: str
     value: float
-    interval: Interval | None
+    interval: intervals.Interval | None
     verdict: Verdict
     samples: int
 
-    @property
-    def same(self) -> bool:
-        """Whether an interval of no width says that no sample differs."""
-        return self.interval is not None and self.interval.low == self.interval.high
+
+class ClaimVerdict(BaseModel):
+    """A claim, what we found and what that says.
+
+    `ours` and `interval` are those of the place that decides; `cells` has all places, and is not
+    part of documents.
+    """
+
+    claim: str
+    source: str
+    published: str
+    ours: str | None = None
+    interval: tuple[float, float] | None = None
+    verdict: Verdict = "undecided"
+    why: str
+    run: str | None = None
+    cells: Sequence[JudgedCell] = Field((), exclude=True)
+
+
+def write_verdicts(verdicts: Sequence[ClaimVerdict], folder: Path) -> None:
+    """Write ``verdicts.json``, a list of claims, and a table of every claim at every place."""
+    write_json(folder / VERDICTS, [verdict.model_dump(mode="json") for verdict in verdicts])
+    rows = []
+    for verdict in verdicts:
+        run = (verdict.run or "-").partition(":")[0]
+        for cell in verdict.cells:
+            ends = (cell.interval.low, cell.interval.high) if cell.interval else (None, None)
+            found = (cell.value, *ends, cell.verdict, cell.samples)
+            rows.append((verdict.claim, cell.on, cell.what, *found, run))
+    head = ("claim", "place", "quantity", "ours", "low", "high", "verdict", "n", "run")
+    report_table("places", "Every claim at every place", head, rows).write(folder)
+
+
+def judge_all(claims: Iterable[Claim], evidence: Evidence) -> list[ClaimVerdict]:
+    """A verdict for each claim and each device on which it was measured, at least one a claim."""
+    return [verdict for claim in claims for verdict in _judge(claim, evidence)]
+
+
+def _judge(claim: Claim, evidence: Evidence) -> Iterator[ClaimVerdict]:
+    match claim.judge:
+        case settings.NotMeasured(why=why):
+            yield _not_measured(claim, why)
+        case settings.ScoreQuantity() as wanted:
+            yield _judge_scores(claim, wanted, evidence)
+        case settings.RunQuantity() as wanted:
+            found = evidence.experiment(wanted.experiment)
+            for data in found:
+                yield _judge_run(claim, wanted, data)
+            if not found:
+                yield _not_measured(claim, f"the experiment {wanted.experiment} has not been run")
+
+
+def _not_measured(claim: Claim, why: str, run: str | None = None) -> ClaimVerdict:
+    printed = claim.model_dump(include={"claim", "source", "published"})
+    return ClaimVerdict(**printed, why=f"Not measured: {why}. {claim.note}".rstrip(), run=run)
 
 
 def level_of(cells: int) -> float:
@@ -121,193 +139,116 @@ def level_of(cells: int) -> float:
     return 1 - (1 - CONFIDENCE) / max(1, cells)
 
 
-def unseen(first: Sequence[float], second: Sequence[float], level: float) -> float:
-    """The share of rows that may differ although none of these does; 0 where some do.
-
-    See `picbench.statistics.significance`; `level` is the probability that no more do.
-    """
-    if any(a != b for a, b in zip(first, second, strict=True)):
-        return 0.0
-    return float(1 - (1 - level) ** (1 / len(first)))
-
-
-def seed_interval(
-    values: Sequence[float], level: float, *, logs: bool
-) -> tuple[float, Interval | None]:
-    """Mean and interval over seeds; of logarithms, and given back as ratios, if `logs`."""
-    found = sum_clusters(np.asarray(values, dtype=np.float64))
-    mean = StudentMean.of(found) if len(values) <= FEW else MeanBootstrap(found)
-    interval = mean.interval(level)
-    if not logs:
-        return found.mean, interval
-    if interval is not None:
-        interval = Interval(exp(interval.low), exp(interval.high), level)
-    return exp(found.mean), interval
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimVerdict:
-    """A claim, what we found and what that says.
-
-    `ours` and `interval` are those of the place that decides; `cells` has all places.
-    """
-
-    claim: str
-    source: str
-    published: str
-    ours: str | None
-    interval: tuple[float, float] | None
-    verdict: Verdict
-    why: str
-    run: str | None
-    cells: tuple[JudgedCell, ...] = ()
-
-    def document(self) -> dict[str, Any]:
-        """Without the cells."""
-        found = asdict(self)
-        del found["cells"]
-        return found
-
-
-def judge_all(claims: Sequence[Claim], evidence: Evidence) -> list[ClaimVerdict]:
-    """A verdict for each claim and each device on which it was measured, at least one a claim."""
-    return [verdict for claim in claims for verdict in _judge(claim, evidence)]
-
-
-def write_verdicts(verdicts: Sequence[ClaimVerdict], folder: Path) -> None:
-    """Write ``verdicts.json``: a list of claims."""
-    rows = [verdict.document() for verdict in verdicts]
-    write_json(folder / VERDICTS, rows)
-
-
-def _judge(claim: Claim, evidence: Evidence) -> Iterator[ClaimVerdict]:
-    match claim.judge:
-        case NotMeasured(why=why):
-            yield _verdict(claim, [], "", why)
-        case ScoreQuantity() as wanted:
-            yield _judge_scores(claim, wanted, evidence)
-        case RunQuantity() as wanted:
-            found = evidence.experiment(wanted.experiment)
-            for data in found:
-                labels, cells = _run_cells(wanted, data)
-                about = data.conditions
-                run = f"data/{data.name}.json: {about['hardware']}, commit {about['commit']}; "
-                run += f"{about['model']}, n={len(data.seeds)}"
-                notes = [note for on, note in claim.device_notes.items() if on == data.device]
-                judged = {cell.on for cell in cells}
-                without = [label for label in labels if cells and label not in judged]
-                gaps = f"Not measured at {', '.join(without)}." if without else ""
-                note = " ".join(filter(None, (gaps, claim.note, *notes)))
-                noted = claim.model_copy(update={"note": note})
-                yield _verdict(noted, cells, run, "arms or points are missing in the data")
-            if not found:
-                yield _verdict(
-                    claim, [], "", f"the experiment {wanted.experiment} has not been run"
-                )
-
-
-def _judge_scores(claim: Claim, wanted: ScoreQuantity, evidence: Evidence) -> ClaimVerdict:
-    datasets = wanted.datasets or evidence.datasets(model_of(wanted.arms[0]))
+def _judge_scores(claim: Claim, wanted: settings.ScoreQuantity, evidence: Evidence) -> ClaimVerdict:
+    models = dict.fromkeys(model_and_arm(name)[0] for name in wanted.arms)
+    datasets = wanted.datasets or evidence.datasets(next(iter(models)))
     pairs = {}
-    for dataset in datasets:
-        for first, second in pairwise(wanted.arms):
-            one, other = evidence.rows(first, dataset), evidence.rows(second, dataset)
-            rows = min(len(one), len(other))
-            # There have to be two rows, and something to divide by where it is divided.
-            if rows >= 2 and (not wanted.ratio or any(other[:rows])):
-                pairs[dataset, first, second] = (one[:rows], other[:rows])
-    level = level_of(len(pairs))
-    cells = [_score_cell(wanted, *place, *rows, level) for place, rows in pairs.items()]
-    facts = [part.facts for on, arm, _ in pairs if (part := evidence.part(arm, on))]
-    run = ""
-    if facts:
-        where = sorted({f"{f['gpu']}, {f['dtype']}, commit {f['commit'][:7]}" for f in facts})
-        weights = [model for model in dict.fromkeys(map(model_of, wanted.arms)) if model != BASE]
-        run = f"{evidence.scores}: {' and '.join(where)}; {', '.join(weights) or TESTBED}, "
-        run += f"{ends(cell.samples for cell in cells)} rows a set"
-        if min(cell.samples for cell in cells) < FEWEST_ROWS:
-            run += f" (fewer than {FEWEST_ROWS} decide nothing)"
-    measured = any(evidence.part(wanted.arms[0], dataset) for dataset in datasets)
-    missing = "no score is above zero" if measured else "no scores of these arms"
-    return _verdict(claim, cells, run, missing)
+    for dataset, pair in product(datasets, pairwise(wanted.arms)):
+        one, other = paired(evidence.parts, pair, dataset)
+        # There have to be two rows, and something to divide by where it is divided.
+        if len(one) >= 2 and (not wanted.ratio or any(other)):
+            pairs[dataset, pair] = one, other
+    if not pairs:
+        measured = any(part_of(evidence.parts, wanted.arms[0], dataset) for dataset in datasets)
+        why = "no score is above zero" if measured else "no scores of these arms"
+        return _not_measured(claim, why)
+    interval_of = intervals.ratio_interval if wanted.ratio else intervals.difference_interval
+    level, cells, places = level_of(len(pairs)), [], set()
+    for (dataset, pair), (one, other) in pairs.items():
+        interval = interval_of(one, other, level, RESAMPLES)
+        value = fmean(one) / fmean(other) if wanted.ratio else fmean(one) - fmean(other)
+        verdict, room = wanted.judge(interval), wanted.room(value)
+        # Where no row differs, so many of others still may: see `picbench.statistics.significance`.
+        unseen = 1 - (1 - level) ** (1 / len(one)) if one == other else 0.0
+        if len(one) < FEWEST_ROWS or (verdict == "holds" and 0 < room < unseen):
+            verdict = "undecided"
+        (model, first), (another, second) = map(model_and_arm, pair)
+        names = (first, second) if model == another else pair
+        what = f" {'over' if wanted.ratio else 'less'} ".join(names)
+        cells.append(JudgedCell(dataset, what, value, interval, verdict, len(one)))
+        about = evidence.parts[Case(model, dataset)].provenance
+        places.add("{gpu}, {dtype}, commit {commit:.7}".format_map(about))
+    weights = ", ".join(model for model in models if model != BASE) or settings.TESTBED
+    rows = [cell.samples for cell in cells]
+    run = f"{evidence.scores}: {' and '.join(sorted(places))}; {weights}, {ends(rows)} rows a set"
+    if min(rows) < FEWEST_ROWS:
+        run += f" (fewer than {FEWEST_ROWS} decide nothing)"
+    return _verdict(claim, wanted, cells, run, claim.note)
 
 
-def _score_cell(
-    wanted: ScoreQuantity,
-    dataset: str,
-    first: str,
-    second: str,
-    one: Sequence[float],
-    other: Sequence[float],
-    level: float,
-) -> JudgedCell:
-    if wanted.ratio:
-        value, interval = fmean(one) / fmean(other), ratio_interval(one, other, level, RESAMPLES)
-    else:
-        value = fmean(one) - fmean(other)
-        interval = difference_interval(one, other, level, RESAMPLES)
-    verdict, room = wanted.judge(interval), wanted.room(value)
-    hidden = verdict == "holds" and room and unseen(one, other, level) > room
-    if hidden or len(one) < FEWEST_ROWS:
-        verdict = "undecided"
-    if model_of(first) == model_of(second):
-        first, second = first.rpartition("/")[2], second.rpartition("/")[2]
-    what = f"{first} {'over' if wanted.ratio else 'less'} {second}"
-    return JudgedCell(dataset, what, value, interval, verdict, len(one))
+def _judge_run(claim: Claim, wanted: settings.RunQuantity, data: ExperimentData) -> ClaimVerdict:
+    """A verdict on the places that a claim is about, of which some may not be measured."""
 
+    def first(names: str | Sequence[str], known: Sequence[str]) -> str:
+        every = [names] if isinstance(names, str) else names
+        return next((name for name in every if name in known), "")
 
-def _run_cells(wanted: RunQuantity, data: ExperimentData) -> tuple[list[str], list[JudgedCell]]:
-    """The places that a claim is about, and a cell for each with a value of its arms."""
-    arm, over = _first(wanted.arm, data.arms), _first(wanted.over, data.arms)
-    against = _first(wanted.against, data.labels)
-    if not arm or (wanted.over and not over) or (wanted.against and not against):
-        return [], []
+    arm, over = first(wanted.arm, data.arms), first(wanted.over, data.arms)
+    against = first(wanted.against, data.labels)
     labels = [on for on in wanted.at or data.labels if on != against and on in data.labels]
-    level, cells = level_of(len(labels)), []
-    logs = bool(over or wanted.against) and not wanted.exponent
-    for label in labels:
-        values = list(_seed_values(wanted, data, (label, against), arm, over))
-        if values:
-            value, interval = seed_interval(values, level, logs=logs)
-            verdict = wanted.judge(interval)
-            if over and wanted.metric.startswith("peak"):
-                # Where the pool cuts off both peaks, they tell nothing of demand.
-                shares = [data.spread(label, each, "peak_pct") for each in (arm, over)]
-                if all(share and (share.number or 0) >= FULL_POOL for share in shares):
-                    verdict = "undecided"
-            what = f"{arm} over {over}" if over else arm
-            cells.append(JudgedCell(label, what, value, interval, verdict, len(values)))
-    return labels, cells
+    if not arm or (wanted.over and not over) or (wanted.against and not against):
+        labels = []
+    level = level_of(len(labels))
+    found = (_run_cell(wanted, data, (on, against), (arm, over), level) for on in labels)
+    cells = [cell for cell in found if cell is not None]
+    about = data.conditions
+    run = f"data/{data.name}.json: {about['hardware']}, commit {about['commit']}; "
+    run += f"{about['model']}, n={len(data.seeds)}"
+    notes = [claim.note, *(note for on, note in claim.device_notes.items() if on == data.device)]
+    if not cells:
+        noted = claim.model_copy(update={"note": " ".join(filter(None, notes))})
+        return _not_measured(noted, "arms or points are missing in the data", run)
+    judged = {cell.on for cell in cells}
+    if without := [label for label in labels if label not in judged]:
+        notes.insert(0, f"Not measured at {', '.join(without)}.")
+    return _verdict(claim, wanted, cells, run, *notes)
 
 
-def _first(names: str | Sequence[str], known: Sequence[str]) -> str:
-    """The first name that is known; empty if none is."""
-    wanted = [names] if isinstance(names, str) else names
-    return next((name for name in wanted if name in known), "")
+def _run_cell(
+    wanted: settings.RunQuantity,
+    data: ExperimentData,
+    labels: tuple[str, str],
+    arms: tuple[str, str],
+    level: float,
+) -> JudgedCell | None:
+    """A place and what it is compared with, an arm and what it is compared with; these or none.
 
+    None where no seed has values of all of them.
+    """
+    (label, against), (arm, over) = labels, arms
 
-def _seed_values(
-    wanted: RunQuantity, data: ExperimentData, labels: tuple[str, str], arm: str, over: str
-) -> Iterator[float]:
-    """What is averaged over seeds: values, or logarithms of ratios."""
-    label, against = labels
-    here, there = (data.values(on, arm, wanted.metric) for on in labels)
-    if over:
-        here, there = (
-            _log_ratios(found, data.values(on, over, wanted.metric))
-            for on, found in ((label, here), (against, there))
-        )
-    if not against:
-        yield from here.values()
-        return
-    if over:
-        changes = {seed: here[seed] - there[seed] for seed in here.keys() & there.keys()}
-    else:
-        changes = _log_ratios(here, there)
-    sizes = {point.label: point.facts.get("mean_tokens") or 0 for point in data.points}
-    for change in changes.values():
-        # An exponent: by how many times longer prompts are.
-        yield change / log(sizes[label] / sizes[against]) if wanted.exponent else change
+    def quantity(on: str) -> Mapping[int, float]:
+        found = data.values(on, arm, wanted.metric)
+        return _log_ratios(found, data.values(on, over, wanted.metric)) if over else found
+
+    values = quantity(label)
+    if against:
+        here, there = values, quantity(against)
+        values = {seed: here[seed] - there[seed] for seed in here.keys() & there.keys()}
+        if not over:
+            values = _log_ratios(here, there)
+    if not values:
+        return None
+    divisor = 1.0
+    if wanted.exponent:  # By how many times longer prompts are.
+        sizes = {point.label: point.facts.get("mean_tokens") or 0 for point in data.points}
+        divisor = log(sizes[label] / sizes[against])
+    found = intervals.sum_clusters(np.array([value / divisor for value in values.values()]))
+    few = len(values) <= intervals.FEW
+    over_seeds = intervals.StudentMean.of(found) if few else intervals.MeanBootstrap(found)
+    value, interval = found.mean, over_seeds.interval(level)
+    if (over or against) and not wanted.exponent:
+        value = exp(value)
+        if interval is not None:
+            interval = intervals.Interval(exp(interval.low), exp(interval.high), level)
+    verdict = wanted.judge(interval)
+    if over and wanted.metric.startswith("peak"):
+        # Where the pool cuts off both peaks, they tell nothing of demand.
+        shares = [data.spread(label, each, "peak_pct") for each in arms]
+        if all(share and (share.number or 0) >= FULL_POOL for share in shares):
+            verdict = "undecided"
+    what = f"{arm} over {over}" if over else arm
+    return JudgedCell(label, what, value, interval, verdict, len(values))
 
 
 def _log_ratios(first: Mapping[int, float], second: Mapping[int, float]) -> dict[int, float]:
@@ -316,38 +257,39 @@ def _log_ratios(first: Mapping[int, float], second: Mapping[int, float]) -> dict
     return {seed: log(first[seed] / second[seed]) for seed in seeds}
 
 
-def _verdict(claim: Claim, cells: Sequence[JudgedCell], run: str, missing: str) -> ClaimVerdict:
-    printed = (claim.claim, claim.source, claim.published)
-    if not cells:
-        why = f"Not measured: {missing}. {claim.note}".rstrip()
-        return ClaimVerdict(*printed, None, None, "undecided", why, run or None)
-    assert isinstance(claim.judge, Bounds)
-    room = claim.judge.room
-    verdict = next(verdict for verdict in _ORDER if any(c.verdict == verdict for c in cells))
-    deciding = [cell for cell in cells if cell.verdict == verdict]
-    # Where no row differs there is nothing to see: any other place tells more.
-    shown = min(deciding, key=lambda cell: (cell.same, room(cell.value)))
-    interval = None
-    if found := shown.interval:
-        interval = (float(f"{found.low:.4g}"), float(f"{found.high:.4g}"))
-    ours = f"{number(shown.value)} ({shown.on}: {shown.what})"
-    why = f"{_places(cells)} {claim.note}".rstrip()
-    return ClaimVerdict(*printed, ours, interval, verdict, why, run, tuple(cells))
+def _verdict(
+    claim: Claim, bounds: settings.Bounds, cells: Sequence[JudgedCell], run: str, *notes: str
+) -> ClaimVerdict:
+    """What decides, and where the claim holds, fails and is undecided.
 
+    A place with several pairs has the verdict of the worst of them.
+    """
 
-def _places(cells: Sequence[JudgedCell]) -> str:
-    """Where the claim holds, fails and is undecided; a place with several pairs has the worst."""
+    def least(cell: JudgedCell) -> tuple[bool, float]:
+        # Where no row differs there is nothing to see: any other place tells more.
+        same = cell.interval is not None and cell.interval.low == cell.interval.high
+        return same, bounds.room(cell.value)
+
+    verdict = min((cell.verdict for cell in cells), key=_ORDER.index)
+    shown = min((cell for cell in cells if cell.verdict == verdict), key=least)
     worst: dict[str, Verdict] = {}
     for cell in cells:
         worst[cell.on] = min(worst.get(cell.on, "holds"), cell.verdict, key=_ORDER.index)
     by_verdict = {v: [on for on, found in worst.items() if found == v] for v in reversed(_ORDER)}
-    texts = [f"{v} at {', '.join(places)}" for v, places in by_verdict.items() if places]
-    note = ""
+    places = "; ".join(f"{v} at {', '.join(on)}" for v, on in by_verdict.items() if on)
     if without := [cell for cell in cells if cell.interval is None]:
-        few = any(cell.samples > 1 for cell in without)
-        note = " (too few rows score)" if few else " (a single run has no interval)"
-    text = "; ".join(texts) + note + "."
-    return text[0].upper() + text[1:]
+        several = any(cell.samples > 1 for cell in without)
+        places += f" ({'too few rows score' if several else 'a single run has no interval'})"
+    found = shown.interval
+    return ClaimVerdict(
+        **claim.model_dump(include={"claim", "source", "published"}),
+        ours=f"{number(shown.value)} ({shown.on}: {shown.what})",
+        interval=(float(f"{found.low:.4g}"), float(f"{found.high:.4g}")) if found else None,
+        verdict=verdict,
+        why=" ".join(filter(None, (f"{places[0].upper()}{places[1:]}.", *notes))),
+        run=run,
+        cells=cells,
+    )
 
 
 def number(value: float) -> str:
@@ -367,25 +309,24 @@ def write_claims(document: Path, papers: Sequence[tuple[str, Path]]) -> None:
         raise ConfigError(
             f"`claims` {document}: has not one pair of marks", hint=f"add {BEGIN} and {END}"
         )
-    counts, rows = [], []
-    # Negative findings first.
-    order = ("fails", "holds", "undecided")
+    counts: list[list[Value]] = []
+    rows = []
+    order: tuple[Verdict, ...] = ("fails", "holds", "undecided")  # Negative findings first.
     for title, folder in papers:
         path = folder / VERDICTS
         try:
-            found: list[dict[str, Any]] = json.loads(path.read_bytes())
+            found = TypeAdapter(list[ClaimVerdict]).validate_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: cannot be read: {error}") from error
-        count = Counter(one["verdict"] for one in found)
-        counts.append((title, *(str(count[verdict]) for verdict in order)))
-        decided = [one for one in found if one["verdict"] != "undecided"]
-        for one in sorted(decided, key=lambda one: order.index(one["verdict"])):
-            where, _, weights = one["run"].partition(": ")[2].partition("; ")
-            ours = "{ours} [{interval[0]:g}, {interval[1]:g}]".format(**one)
-            printed = (one["verdict"], one["claim"], one["published"])
-            rows.append((title, *printed, ours, where, weights))
+        count = Counter(one.verdict for one in found)
+        counts.append([title, *(count[verdict] for verdict in order)])
+        decided = [one for one in found if one.interval and one.verdict != "undecided"]
+        for one in sorted(decided, key=lambda one: order.index(one.verdict)):
+            where, _, weights = (one.run or "").partition(": ")[2].partition("; ")
+            ours = "{} [{:g}, {:g}]".format(one.ours, *one.interval or ())
+            rows.append((title, one.verdict, one.claim, one.published, ours, where, weights))
     head = ("paper", "verdict", "claim", "published", "ours, 95 % interval", "where", "weights, n")
-    counted = markdown.table(("paper", *order), counts, right=1)
+    counted = report_table("", "", ("paper", *order), counts).markdown(right=1)
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    found_text = f"{BEGIN}\n{counted}\n\n{markdown.table(head, rows)}\n{END}"
-    write_whole(document, f"{before}{found_text}{after}".encode())
+    claims = report_table("", "", head, rows).markdown()
+    write_whole(document, f"{before}{BEGIN}\n{counted}\n\n{claims}\n{END}{after}".encode())

@@ -381,7 +381,7 @@ MEASUREMENTS = (
     Measurement("accuracy", Accuracy, "papers.serve_arms:measure_accuracy", exact=True),
     Measurement("algorithms serve", ServeScores, "papers.serve_arms:serve", exact=True),
     Measurement("algorithms alone", ServeAlone, "papers.serve_arms:measure_alone", exact=True),
-    Measurement("algorithms page", ScoredPage, "papers.algorithms_page:scored_page"),
+    Measurement("algorithms page", ScoredPage, "papers.arm_scores:scored_page"),
     Measurement("all", AllSteps, "experiments.steps:measure"),
     Measurement("architectures", Architectures, "experiments.oracle:check_architectures"),
     Measurement("break-even", BreakEven, "experiments.break_even:measure"),

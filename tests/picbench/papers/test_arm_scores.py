@@ -1,10 +1,14 @@
-"""Which arms are compared, what they link, parts of a measurement, and intervals over rows."""
+"""Which arms are compared, what they link, files of scores, intervals over rows, and their page."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from harness_fakes import GPU_FACTS
+from printed_figure import check_printed
 
 from picbench.engines.algorithms import Registry, names, parse
 from picbench.errors import ConfigError, DataError
@@ -12,6 +16,7 @@ from picbench.papers.arm_scores import (
     ARMS_OF,
     DROP_ARMS,
     MEPIC,
+    ORDERS,
     OWN,
     ArmRows,
     Case,
@@ -19,27 +24,33 @@ from picbench.papers.arm_scores import (
     ScoredPart,
     arms_of,
     difference_of,
+    judge_order,
+    model_and_arm,
     planned_links,
     ratio_of,
     read_parts,
+    score_arms,
+    scored_page,
 )
+from picbench.run.measurements import ScoredPage
 from picbench.workloads.sample import Sample, SampleSegment
 
-FACTS = {"gpu": "G", "driver": "D", "commit": "C"}
+BEST = "mepic:anchored=on:context=document"
+COSTLY = "mepic:anchored=on"
+FACTS = GPU_FACTS | {"dtype": "bfloat16", "eager": False, "seed": 0}
 
 
-def part(rows: int = 2, arms: tuple[str, ...] = ("full", "mepic")) -> ScoredPart:
-    found = {arm: ArmRows([n / 2] * rows, [16] * rows, [36] * rows) for n, arm in enumerate(arms)}
-    case, prompts = Case("testbed", "musique"), [100 + row for row in range(rows)]
-    return ScoredPart(case, 200, FACTS, found, prompts, [80] * rows)
-
-
-def test_a_part_is_read_as_it_was_written(tmp_path: Path) -> None:
-    written = part()
-    written.write(tmp_path / "new")
-    read = ScoredPart.read(tmp_path / "new" / "testbed-musique.json")
-    assert read == written
-    assert (read.rows, read.arms["mepic"]) == (2, ArmRows([0.5, 0.5], [16, 16], [36, 36]))
+def part(
+    dataset: str = "musique", own: float = 0.9, *, model: str = "testbed", drop: bool = False
+) -> ScoredPart:
+    """100 rows: full is right, naive half the time, ours as often as said."""
+    shares = {"full": (1.0, 80), "naive": (0.5, 0), "mepic": (0.6, 32), BEST: (own, 32)}
+    shares |= {COSTLY: (1.0, 33), "epic:k=16": (0.7, 16)}
+    arms = {
+        arm: ArmRows([1.0] * round(100 * s) + [0.0] * round(100 - 100 * s), [n] * 100, [50] * 100)
+        for arm, (s, n) in shares.items()
+    }
+    return ScoredPart(Case(model, dataset, drop), 100, FACTS, arms, [110] * 100, [80] * 100)
 
 
 @pytest.mark.parametrize(
@@ -51,28 +62,20 @@ def test_a_part_is_read_as_it_was_written(tmp_path: Path) -> None:
     ],
 )
 def test_every_case_has_a_file_of_its_own(case: Case, name: str, tmp_path: Path) -> None:
+    found = replace(part(), case=case)
     part().write(tmp_path)
-    replace(part(), case=case).write(tmp_path)
-    assert (tmp_path / f"{name}.json").exists()
-    assert {found.case for found in read_parts(tmp_path)} == {case, Case("testbed", "musique")}
+    found.write(tmp_path)
+    assert ScoredPart.read(tmp_path / f"{name}.json") == found
+    assert read_parts(tmp_path) == {case: found, part().case: part()}
 
 
-def test_a_part_goes_on_where_it_was_left_also_on_another_gpu() -> None:
-    elsewhere = replace(part(0), facts=FACTS | {"gpu": "H", "driver": "E"})
-    part().check_continues(elsewhere)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        replace(part(0), wanted=100),
-        replace(part(0), facts=FACTS | {"commit": "other"}),
-        part(0, arms=("full", "naive")),
-    ],
-)
-def test_a_part_of_other_settings_is_not_continued(other: ScoredPart) -> None:
-    with pytest.raises(ConfigError, match=r"`output`: testbed-musique\.json was measured"):
-        part().check_continues(other)
+def test_a_part_goes_on_with_its_own_settings_also_on_another_gpu() -> None:
+    part().check_continues(replace(part(), provenance=FACTS | {"gpu": "H", "driver": "E"}))
+    fewer = {arm: rows for arm, rows in part().arms.items() if arm != "naive"}
+    others = ({"wanted": 90}, {"provenance": FACTS | {"commit": "other"}}, {"arms": fewer})
+    for changes in others:
+        with pytest.raises(ConfigError, match=r"`output`: testbed-musique\.json was measured"):
+            part().check_continues(replace(part(), **changes))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 1}', '{"schema": 9}', "no json"])
@@ -84,16 +87,14 @@ def test_another_file_or_none_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_every_algorithm_is_compared_that_serves_prompts_as_they_are() -> None:
-    compared = {arm.partition(":")[0] for arm in arms_of("testbed")}
-    assert compared == set(names()) - {"reorder"}
-
-
-@pytest.mark.parametrize("model", ARMS_OF)
-def test_the_first_arm_is_full_recompute_and_none_is_twice(model: str) -> None:
-    arms = arms_of(model)
-    assert arms[0] == "full"
-    assert len(arms) == len(set(arms)) == len(ARMS_OF[model])
-    assert MEPIC in arms
+    assert {arm.partition(":")[0] for arm in arms_of("testbed")} == set(names()) - {"reorder"}
+    assert set(OWN) <= set(arms_of("testbed"))
+    registry = Registry()
+    arms = {*DROP_ARMS, *(arm for model in ARMS_OF for arm in arms_of(model))}
+    assert {registry.parse(arm).spec for arm in arms} == arms
+    for model, own in ARMS_OF.items():
+        assert own[0] == "full" and MEPIC in own
+        assert len(own) == len({*own}), model
 
 
 def test_chosen_arms_are_beside_full_recompute() -> None:
@@ -105,18 +106,11 @@ def test_chosen_arms_are_beside_full_recompute() -> None:
     assert "testbed:block" in error.value.hint
 
 
-def test_arms_are_canonical_and_ours_are_among_them() -> None:
-    registry = Registry()
-    arms = {*DROP_ARMS, *(arm for model in ARMS_OF for arm in arms_of(model))}
-    assert {registry.parse(arm).spec for arm in arms} == arms
-    assert set(OWN) <= set(arms_of("testbed"))
-
-
-def sample(*lengths: int) -> Sample:
+def sample(*lengths: int, before: SampleSegment | None = None) -> Sample:
     """A prompt of 20 tokens of text, chunks of these lengths, and a question of 10."""
     text = SampleSegment("text", "t", tuple(range(20)))
     chunks = [
-        SampleSegment("chunk", "c", tuple(range(100 * n, 100 * n + length)))
+        SampleSegment("chunk", "c", tuple(range(100 * n, 100 * n + length)), before)
         for n, length in enumerate(lengths, 1)
     ]
     question = SampleSegment("text", "q", tuple(range(10)))
@@ -149,39 +143,31 @@ def test_two_chunks_of_forty(spec: str, linked: int) -> None:
 
 def test_a_short_chunk_is_linked_as_a_whole_and_documents_make_no_difference() -> None:
     assert planned_links(sample(40, 5), parse("mepic")) == 21
-    first, *rest = sample(40, 40).segments
-    before = SampleSegment("text", "b", tuple(range(500, 540)))
-    chunks = [
-        SampleSegment(s.kind, s.text, s.tokens, before if s.kind == "chunk" else None) for s in rest
-    ]
-    found = Sample("s", "d", (first, *chunks), (), max_tokens=4)
-    assert planned_links(found, parse("mepic:context=document")) == 32
+    documents = sample(40, 40, before=SampleSegment("text", "b", tuple(range(500, 540))))
+    assert planned_links(documents, parse("mepic:context=document")) == 32
 
 
 def test_rows_are_paired() -> None:
     hard = np.linspace(0.0, 1.0, 200)
     found = difference_of(hard * 0.9 + 0.1, hard * 0.9)
     assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.1))
+    with pytest.raises(ValueError, match="one row"):
+        difference_of([1.0], [0.5])
 
 
 def test_a_ratio_to_full_marks_is_the_mean() -> None:
     first = [0.5] * 100 + [1.0] * 100
-    found = ratio_of(first, [1.0] * 200)
     same = difference_of(first, [0.0] * 200)
-    assert found is not None
-    assert found.value == pytest.approx(0.75)
-    assert found.low == pytest.approx(same.low, abs=0.005)
-    assert found.high == pytest.approx(same.high, abs=0.005)
+    assert ratio_of(first, [1.0] * 200) == pytest.approx((0.75, same.low, same.high), abs=0.005)
 
 
-def test_a_ratio_of_equal_arms_is_one_however_hard_rows_are() -> None:
+def test_a_ratio_of_equal_arms_is_one_and_needs_something_to_divide_by() -> None:
     scores = [0.0, 1.0, 0.3, 0.7] * 5
     assert ratio_of(scores, scores) == RowInterval(1.0, 1.0, 1.0)
     assert difference_of(scores, scores) == RowInterval(0.0, 0.0, 0.0)
-    with pytest.raises(ValueError, match="one row"):
-        difference_of([1.0], [0.5])
     # One of four rows has something to divide by: a resample may have none.
     assert ratio_of([0.5] * 4, [1.0, 0.0, 0.0, 0.0]) is None
+    assert ratio_of([0.5] * 4, [0.0] * 4) is None
 
 
 def test_ratios_cover_what_they_claim_where_few_rows_lose_much() -> None:
@@ -195,3 +181,110 @@ def test_ratios_cover_what_they_claim_where_few_rows_lose_much() -> None:
         assert found is not None
         covered += found.low <= 0.9 <= found.high
     assert covered / 300 >= 0.92
+
+
+def written(folder: Path, parts: Sequence[ScoredPart]) -> list[str]:
+    for found in parts:
+        found.write(folder / "parts")
+    page = scored_page(ScoredPage(parts=folder / "parts", output=folder / "out")).page
+    assert (folder / "out" / "algorithms.md").read_text() == page
+    return page.splitlines()
+
+
+def test_scores_are_beside_full_recomputes_on_the_same_rows() -> None:
+    scores = score_arms(part("musique", 0.98))
+    naive = scores["naive"]
+    assert (naive.score, naive.rows, naive.linked, naive.share) == (0.5, 100, 0, 0.0)
+    assert naive.difference[:2] == pytest.approx((-0.5, -0.6), abs=0.02)
+    assert f"{naive.kept:.3f}".startswith("0.500 [0.4")
+    assert scores["full"].share == pytest.approx(1.0)
+    assert f"{scores['full'].kept:.3f}" == "1.000 [1.000, 1.000]"
+
+
+def test_the_page_has_tables_orders_and_the_frontier(tmp_path: Path) -> None:
+    tuned = part("musique", 0.9, model="testbed:block")
+    tuned.arms["block-attention"] = tuned.arms[BEST]
+    lines = written(tmp_path, [part("needle", 0.98), part("musique", 1.0), tuned])
+    assert "| arm | musique | needle |" in lines
+    assert "| `naive` | 0.500 (0) | 0.500 (0) |" in lines
+    [row] = [line for line in lines if line.startswith(f"| `{BEST}` | yes")]
+    assert "0.980 [0.9" in row and row.endswith("(needle) | 1 of 2 | none | none |")
+    [costly] = [line for line in lines if line.startswith(f"| `{COSTLY}` | no | 1.000 ")]
+    assert costly.endswith("| 2 of 2 | none | musique, needle |")
+    assert lines.index(row) < lines.index(costly)
+    [order] = [line for line in lines if line.startswith("| mepic >= epic:k=16 |")]
+    assert "fails -0.100 [" in order
+    assert "## testbed:block" in lines
+    assert "G, driver D, vLLM V" in lines[2]
+    assert "100 rows, of tuned models 100." in (tmp_path / "out" / "algorithms.svg").read_text()
+    check_printed(tmp_path / "out" / "algorithms")
+    noted = json.loads((tmp_path / "out" / "algorithms.json").read_text())
+    naive = noted["workloads"]["testbed"]["musique"]["naive"]
+    assert naive["kept"][0] == pytest.approx(0.5)
+    assert naive["difference"][1] < -0.5 < naive["difference"][2]
+    [pairs] = [o["pairs"] for o in noted["orders"] if o["claim"] == "mepic >= epic:k=16"]
+    assert [pair["verdict"] for pair in pairs] == ["fails", "fails"]
+    assert pairs[0]["better"] == ["testbed", "mepic"]
+    assert pairs[0]["difference"]["value"] == pytest.approx(-0.1)
+
+
+def test_an_arm_reaches_the_frontier_on_every_data_set_or_not_at_all(tmp_path: Path) -> None:
+    lines = written(tmp_path, [part("musique", 0.98), part("needle", 0.96)])
+    [row] = [line for line in lines if line.startswith(f"| `{BEST}` | no | 0.960 ")]
+    assert row.endswith("(needle) | 0 of 2 | needle | none |")
+
+
+def test_other_prompts_and_other_rows_are_workloads_of_their_own(tmp_path: Path) -> None:
+    rest = replace(part("musique", 0.7), case=Case("testbed", "musique", first=100))
+    lines = written(tmp_path, [part("musique", 0.99), part("musique", 0.5, drop=True), rest])
+    assert "## testbed, rows from 100 on" in lines
+    at = lines.index("## testbed, lead passages left out")
+    assert f"| `{BEST}` | 0.500 (32) |" in lines[at:]
+    assert f"| `{BEST}` | 0.990 (32) |" in lines[:at]
+
+
+def test_rows_that_nothing_can_be_compared_with_are_refused() -> None:
+    wrong = part("musique", 0.5)
+    wrong.arms["full"].score = [0.0] * 100
+    with pytest.raises(DataError, match="testbed-musique: 100 rows of which"):
+        score_arms(wrong)
+
+
+def rows_of(model: str = "testbed", **scores: Sequence[float]) -> ScoredPart:
+    arms = {arm: ArmRows([*found], [], []) for arm, found in scores.items()}
+    return ScoredPart(Case(model, "musique"), 100, {}, arms)
+
+
+HALF = [1.0, 0.0] * 50
+
+
+@pytest.mark.parametrize(
+    ("full", "naive", "verdict"),
+    [
+        ([1.0] * 100, HALF, "holds"),
+        (HALF, HALF, "holds"),
+        (HALF, [1.0] * 100, "fails"),
+        ([*HALF[:98], 1.0, 0.0], [*HALF[:98], 0.0, 1.0], "undecided"),
+    ],
+)
+def test_orders_hold_fail_or_are_undecided(
+    full: list[float], naive: list[float], verdict: str
+) -> None:
+    found = rows_of(full=full, naive=naive)
+    [step] = judge_order(("full", "naive"), {found.case: found})
+    assert step.verdict == verdict
+
+
+def test_a_tuned_model_is_compared_with_the_untuned_one() -> None:
+    tuned, plain = rows_of("testbed:link", naive=[1.0] * 9), rows_of(naive=[0.5] * 9)
+    order = ("testbed:link/naive", "naive")
+    [step] = judge_order(order, {tuned.case: tuned, plain.case: plain})
+    assert (step.better, step.worse) == (("testbed:link", "naive"), ("testbed", "naive"))
+    assert (step.difference.value, step.verdict) == (pytest.approx(0.5), "holds")
+    assert judge_order(order, {plain.case: plain}) == []
+
+
+def test_every_arm_of_an_order_is_measured() -> None:
+    for _, order in ORDERS:
+        for model, arm in map(model_and_arm, order):
+            assert arm in arms_of(model)

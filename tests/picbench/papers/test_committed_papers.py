@@ -20,16 +20,18 @@ def test_verdicts_are_current(paper: str, monkeypatch: pytest.MonkeyPatch) -> No
     evidence = Evidence.read(RESULTS / paper / "data", SCORES)
     found = judge_all(read_settings(paper).claims, evidence)
     committed = json.loads((RESULTS / paper / "verdicts.json").read_text())
-    assert json.loads(json.dumps([one.document() for one in found])) == committed, "make claims"
+    assert [one.model_dump(mode="json") for one in found] == committed, "make claims"
 
 
 def test_verdicts_about_trained_models_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     settings = read_accuracy()
     models = read_models(settings, RESULTS / "accuracy", SCORES)
-    found = [one.document() for model in models for one in judge_model(settings, model)]
+    found = [
+        one.model_dump(mode="json") for model in models for one in judge_model(settings, model)
+    ]
     committed = json.loads((RESULTS / "accuracy" / "verdicts.json").read_text())
-    assert json.loads(json.dumps(found)) == committed, "make claims"
+    assert found == committed, "make claims"
 
 
 def test_the_readme_has_the_table_of_claims(tmp_path: Path) -> None:

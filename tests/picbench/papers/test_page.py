@@ -1,10 +1,9 @@
-"""What captions say of the points above them, and the ledger that tables are made of."""
+"""What captions say of the points above them, and blocks at the peak that tables are made of."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from harness_fakes import make_snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,27 +12,28 @@ from picbench.papers.data import ExperimentData, PointArm, PointData
 from picbench.papers.judge import Evidence
 from picbench.papers.page import draw
 from picbench.papers.settings import Drawing, Published
-from picbench.store.reader import HELD, Series, read_series
-from picbench.store.writer import RunDirectory
+from picbench.store.reader import HELD, Series
 
 EXACT = st.integers(0, 16 * 50).map(lambda slots: slots / 16)
 
 CONDITIONS = {"caption": "here", "model": "no weights", "hardware": "a machine", "commit": "abc"}
 PUBLISHED = Published("a paper", "a machine", "a model", {})
+TIME = Drawing(name="fig", kind="lines", metric="time", label="time, s")
 
 
-def caption(folder: Path, requests: dict[str, int]) -> str:
-    """All words of a drawing of points with these numbers of requests."""
+def points_of(requests: dict[str, int]) -> ExperimentData:
+    """Two seeds of a point at each of these places, with so many requests."""
     points = tuple(
         PointData(label, seed, {"requests": count}, {"mepic": PointArm({"time": float(count)})})
         for label, count in requests.items()
         for seed in (1, 2)
     )
-    data = ExperimentData("mepic", "rate", "cpu", "arrivals per second", CONDITIONS, points)
-    drawing = Drawing(name="fig", kind="lines", metric="time", label="time, s")
-    evidence = Evidence({("cpu", "rate"): data}, {})
-    assert draw(drawing, "rate", evidence, PUBLISHED, folder) == ["fig-cpu"]
-    return " ".join((folder / "fig-cpu.svg").read_text().split())
+    return ExperimentData("mepic", "rate", "cpu", "arrivals per second", CONDITIONS, points)
+
+
+def drawn(folder: Path, drawing: Drawing, requests: dict[str, int]) -> list[str]:
+    evidence = Evidence({("cpu", "rate"): points_of(requests)}, {})
+    return draw(drawing, "rate", evidence, PUBLISHED, folder)
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,10 @@ def caption(folder: Path, requests: dict[str, int]) -> str:
 def test_points_of_fewer_requests_are_named(
     tmp_path: Path, requests: dict[str, int], said: str | None
 ) -> None:
-    found = caption(tmp_path, requests)
+    assert drawn(tmp_path, TIME, requests) == ["fig-cpu"]
+    found = " ".join((tmp_path / "fig-cpu.svg").read_text().split())
     assert "Mean of 2 seeds, bars: sd." in found
     assert (said in found) if said else ("requests, not" not in found)
-
-
-def points_of(labels: list[str]) -> ExperimentData:
-    """A point at each of these places."""
-    arms = {"mepic": PointArm({"time": 1.0})}
-    points = tuple(PointData(label, 1, {"requests": 4}, arms) for label in labels)
-    return ExperimentData("mepic", "rate", "cpu", "arrivals per second", CONDITIONS, points)
 
 
 @pytest.mark.parametrize(
@@ -68,28 +62,17 @@ def points_of(labels: list[str]) -> ExperimentData:
     ],
 )
 def test_lines_pass_from_number_to_number(labels: list[str], order: list[str]) -> None:
-    assert points_of(labels).labels == order
+    assert points_of(dict.fromkeys(labels, 4)).labels == order
 
 
 def test_only_the_points_of_a_drawing_are_drawn(tmp_path: Path) -> None:
-    evidence = Evidence({("cpu", "rate"): points_of(["0", "1", "0 at 8/s"])}, {})
-    drawing = Drawing(name="fig", kind="lines", metric="time", label="time, s", points=["0", "1"])
-    assert draw(drawing, "rate", evidence, PUBLISHED, tmp_path) == ["fig-cpu"]
+    requests = dict.fromkeys(("0", "1", "0 at 8/s"), 4)
+    two = TIME.model_copy(update={"points": ["0", "1"]})
+    assert drawn(tmp_path, two, requests) == ["fig-cpu"]
     assert "8/s" not in (tmp_path / "fig-cpu.svg").read_text()
-    nowhere = drawing.model_copy(update={"name": "none", "points": ["2"]})
-    assert draw(nowhere, "rate", evidence, PUBLISHED, tmp_path) == []
+    nowhere = TIME.model_copy(update={"name": "none", "points": ["2"]})
+    assert drawn(tmp_path, nowhere, requests) == []
     assert not list(tmp_path.glob("none*"))
-
-
-def test_series_are_what_the_run_wrote(tmp_path: Path) -> None:
-    snapshots = [make_snapshot(0, 0.0, 10), make_snapshot(1, 0.5, 25), make_snapshot(2, 1.0, 5)]
-    directory = RunDirectory.create(tmp_path / "run")
-    directory.write_memory({"mepic": snapshots, "full": snapshots[:1]})
-    series = read_series(tmp_path / "run" / "memory.parquet")
-    assert list(series) == ["mepic", "full"]
-    assert list(series["mepic"].time) == [0.0, 0.5, 1.0]
-    assert list(series["mepic"].referenced) == [10, 25, 5]
-    assert series["mepic"].at_peak() == dict.fromkeys(HELD, 0.0) | {"prompt": 25.0}
 
 
 @given(st.lists(st.fixed_dictionaries(dict.fromkeys(HELD, EXACT)), min_size=1, max_size=9))
