@@ -31,11 +31,10 @@ class Workload:
     """Samples in the order of the run; `grader` takes a reply and its right answers.
 
     `skipped` names the place of each malformed row that was left out, `origin` where rows from the
-    hub are from, and `chat` whether the tokenizer's chat template is around prompts.
-    `synthetic` rows were generated. `arrivals` are seconds from the start of the
-    run, None in a closed loop. `preload` is run before anything is measured, so that the chunks
-    in it are cached. `requests` is the fingerprint of the request file, where there is one.
-    Chunks have documents only where an arm compiles them after these.
+    hub are from, and `chat` whether the tokenizer's chat template is around prompts. `arrivals` are
+    seconds from the start of the run, None in a closed loop. `preload` is run before anything is
+    measured, so that the chunks in it are cached. `requests` is the fingerprint of the request
+    file. Chunks have documents only where an arm compiles them after these.
     """
 
     dataset: str
@@ -64,7 +63,14 @@ def load_workload(config: RunConfig) -> Workload:
         )
     if config.rate is None and config.arrivals != RunConfig.model_fields["arrivals"].default:
         raise ConfigError(f"`arrivals` {config.arrivals}: there is no rate", hint="give a `rate`")
-    workload = _load_requests(config) if config.requests else _load_dataset(config)
+    model = models.resolve(config.model)
+    if config.context and model.context and config.context > model.context:
+        raise ConfigError(
+            f"`context` {config.context}: {model.name} has a context of {model.context} tokens",
+            hint="lower `context`",
+        )
+    load = _load_requests if config.requests else _load_dataset
+    workload = load(config, model, config.context or model.context)
     if config.rate is None:
         return workload
     requests, process = len(workload.samples), config.arrivals
@@ -72,7 +78,7 @@ def load_workload(config: RunConfig) -> Workload:
     return replace(workload, arrivals=times(traffic))
 
 
-def _load_dataset(config: RunConfig) -> Workload:
+def _load_dataset(config: RunConfig, model: models.ModelSpec, context: int | None) -> Workload:
     dataset = datasets.find(config.dataset)
     # Before the tokenizer, which takes seconds to load.
     source = locate(
@@ -82,7 +88,6 @@ def _load_dataset(config: RunConfig) -> Workload:
         offline=config.offline,
         stream=config.limit is not None and not config.seed,
     )
-    model = models.resolve(config.model)
     tokenizer = models.load_tokenizer(model)
     chat = find_chat(config.chat, tokenizer, wanted=dataset.chat)
     bad_rows = BadRows(skip=config.on_bad_row == "skip")
@@ -92,7 +97,7 @@ def _load_dataset(config: RunConfig) -> Workload:
         tokenizer,
         limit=config.limit,
         seed=config.seed,
-        context=_context(config.context, model),
+        context=context,
         max_tokens=config.max_tokens or reply_tokens(dataset.name, model),
         prompts=Path(config.prompts) if config.prompts else None,
         chat=chat,
@@ -115,7 +120,7 @@ def _load_dataset(config: RunConfig) -> Workload:
     )
 
 
-def _load_requests(config: RunConfig) -> Workload:
+def _load_requests(config: RunConfig, model: models.ModelSpec, context: int | None) -> Workload:
     for name in ("drop", "data", "columns", "prompts", "grid", "chat"):
         if getattr(config, name) != RunConfig.model_fields[name].default:
             raise ConfigError(
@@ -124,10 +129,10 @@ def _load_requests(config: RunConfig) -> Workload:
             )
     path = Path(config.requests or "")
     found = read_requests(path)
-    model = models.resolve(config.model)
-    context, length = _context(config.context, model), config.max_tokens
-    samples = found.stream.samples[: config.limit]
-    samples = tuple(replace(s, max_tokens=length or s.max_tokens) for s in samples)
+    samples = tuple(
+        replace(sample, max_tokens=config.max_tokens or sample.max_tokens)
+        for sample in found.stream.samples[: config.limit]
+    )
     # First, as tokenizers need a minute and gigabytes for a text that no context holds.
     for sample in samples:
         needed = sample.prompt_tokens + sample.max_tokens
@@ -148,8 +153,8 @@ def _load_requests(config: RunConfig) -> Workload:
     if not any(arm.documents for arm in parse_arms(config.algo)):
         samples = tuple(sample.without_documents() for sample in samples)
         preload = tuple(sample.without_documents() for sample in preload)
-    dataset, rule = found.header.dataset, config.scoring
-    metric, grader = find_grader(dataset, rule, model.restates, lambda: tokenizer)
+    dataset = found.header.dataset
+    metric, grader = find_grader(dataset, config.scoring, model.restates, lambda: tokenizer)
     return Workload(
         dataset=dataset,
         metric=metric,
@@ -166,15 +171,6 @@ def _load_requests(config: RunConfig) -> Workload:
 def reply_tokens(dataset: str, model: models.ModelSpec) -> int | None:
     """How many tokens a reply may have, where the model decides and not the data set."""
     return MAX_TOKENS.get(dataset) if model.restates else None
-
-
-def _context(wanted: int | None, model: models.ModelSpec) -> int | None:
-    if wanted and model.context and wanted > model.context:
-        raise ConfigError(
-            f"`context` {wanted}: {model.name} has a context of {model.context} tokens",
-            hint="lower `context`",
-        )
-    return wanted or model.context
 
 
 def find_grader(
