@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from inspect import getdoc
 from pathlib import Path
 
 import click
 
 from picbench.errors import ConfigError, InvalidRun, closest
 from picbench.files import write_json
-from picbench.run.measurements import AllSteps, Outcome
+from picbench.run.measurements import MEASUREMENTS, AllSteps, Outcome
 from picbench.store import provenance
 from picbench.workloads import models
 from picbench.workloads.testbed import model_path
@@ -24,16 +25,11 @@ from picbench.workloads.testbed import model_path
 #: `picbench reproduce` measures their figures.
 PAPERS = ("mepic", "epic", "minipic", "cacheblend")
 
-#: Measurements that need no flags of their own, and what they are about.
-MEASURED = {
-    "kernels": "kernels against FlashAttention-3",
-    "shared-decode": "decode that reads shared chunks once",
-    "engine-comparison": "the engine against stock vLLM",
-    "host-tier": "chunks in host memory: right, then how fast",
-    "small-steps": "TTFT where few tokens are computed",
-    "decode-load": "decoding of 64 requests that share chunks",
-    "load-report": "loads of picbench and of stock vLLM, repeated",
-}
+#: Measurements that need no flags of their own.
+PLAIN = (
+    *("kernels", "shared-decode", "engine-comparison", "host-tier", "small-steps"),
+    *("decode-load", "load-report"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ def measure(settings: AllSteps) -> Outcome:
     """
     found = steps(settings.output, settings.runs, settings.commit)
     if settings.list:
-        return Outcome("\n".join(f"{step.name:12} {step.summary}" for step in found))
+        return Outcome("\n".join(f"{step.name:18} {step.summary}" for step in found))
     names = [step.name for step in found]
     for name in settings.only:
         if name not in names:
@@ -88,50 +84,44 @@ def steps(output: Path, runs: Path, commit: str | None) -> list[CheckStep]:
     python, named = (sys.executable, "-m"), ("--commit", commit) if commit else ()
     where = ("--output", str(output), *named)
     tests = (*python, "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/cuda/device")
-    found = [CheckStep("kernels-ok", "kernels against float64, on the GPU", tests)]
+    found = [CheckStep("kernels-ok", "Compare kernels with float64, on the GPU.", tests)]
+    about = {each.name: (getdoc(each.settings) or "").split("\n")[0] for each in MEASUREMENTS}
 
-    def add(name: str, said: str, *words: str, gpus: int = 1) -> None:
+    def add(name: str, measurement: str, *flags: str, gpus: int = 1) -> None:
         # With --debug an engine that fails shows its log's end.
-        command = (*python, "picbench", "measure", *words, "--debug")
-        found.append(CheckStep(name, said, command, gpus))
+        command = (*python, "picbench", "measure", *measurement.split(), *flags, "--debug")
+        found.append(CheckStep(name, about[measurement], command, gpus))
 
-    oracle, eager = ("oracle", "--model", str(model_path())), ("--dtype", "float32", "--eager")
+    model, eager = ("--model", str(model_path())), ("--dtype", "float32", "--eager")
     for dtype, flags in {"float32": eager, "bfloat16": ("--dtype", "bfloat16")}.items():
-        add(f"engine-{dtype}", f"the engine against the oracle, {dtype}", *oracle, *flags)
-        said = f"six data sets against the testbed's card, {dtype}"
-        add(f"accuracy-{dtype}", said, "accuracy", *where, "--dtype", dtype)
-    said = "a batch of all algorithms against each request alone, float32"
-    add("alone", said, "algorithms", "alone", *where)
-    said = "a tiny model of each architecture against the oracle"
-    add("architectures", said, "architectures", *where, "--eager", "--jobs", "4")
+        add(f"engine-{dtype}", "oracle", *model, *flags)
+        add(f"accuracy-{dtype}", "accuracy", *where, "--dtype", dtype)
+    add("alone", "algorithms alone", *where)
+    add("architectures", "architectures", *where, "--eager", "--jobs", "4")
     # The testbed model's heads cannot be divided among four.
-    small = ("oracle", "--model", str(models.resolve("shape:small").path))
-    for gpus, check in {2: oracle, 4: small}.items():
-        said, flags = f"an engine on {gpus} GPUs against the oracle", (*check, *eager)
-        add(f"engine-tp{gpus}", said, *flags, "--tensor-parallel", str(gpus), gpus=gpus)
+    small = ("--model", str(models.resolve("shape:small").path))
+    for gpus, checked in {2: model, 4: small}.items():
+        flags = (*checked, *eager, "--tensor-parallel", str(gpus))
+        add(f"engine-tp{gpus}", "oracle", *flags, gpus=gpus)
     # The engine as it is served: with graphs and scheduling ahead, short of memory.
     storms = {"float32": ("float32", 1), "bfloat16": ("bfloat16", 1), "tp2": ("float32", 2)}
     for name, (dtype, gpus) in storms.items():
-        said = f"a storm in a starved pool against a large one, {dtype}, {gpus} GPU(s)"
         flags = ("--dtype", dtype, "--tensor-parallel", str(gpus), "--preemptions", "100")
-        add(f"storm-{name}", said, "storm", *where, "--device", "cuda", *flags, gpus=gpus)
-    for name, said in MEASURED.items():
-        add(name, said, name, *where)
-    said = "decoding by how many requests share a chunk"
-    add("decode-sharing", said, "decode-load", "--sharing", *where)
+        add(f"storm-{name}", "storm", *where, "--device", "cuda", *flags, gpus=gpus)
+    for name in PLAIN:
+        add(name, name, *where)
+    add("decode-sharing", "decode-load", "--sharing", *where)
     for gpus in (2, 4):
-        flags = ("--workers", str(gpus))
-        add(f"scaling-{gpus}", f"throughput on {gpus} GPUs", "scaling", *where, *flags, gpus=gpus)
+        add(f"scaling-{gpus}", "scaling", *where, "--workers", str(gpus), gpus=gpus)
     grid, gpu = output.parent / "break_even" / output.name, ("--device", "cuda")
     there = (*gpu, "--output", str(grid), *named)
-    add("break-even", "where chunks pay, over a grid of traffic", "break-even", *there)
-    said = "what picbench profile predicts, against engines"
-    add("profile", said, "profile", *there, "--grid", str(grid / "grid.json"))
+    add("break-even", "break-even", *there)
+    add("profile", "profile", *there, "--grid", str(grid / "grid.json"))
     # The papers' figures are over scores that were measured before, where they are.
     scores = output.parent / "testbed" / "algorithms"
     known = ("--scores", str(scores)) if scores.is_dir() else ()
     for paper in PAPERS:
         flags = (*gpu, "--output", str(runs / paper), *named, *known)
         command = (*python, "picbench", "reproduce", paper, *flags)
-        found.append(CheckStep(f"paper-{paper}", f"what {paper}'s figures show", command))
+        found.append(CheckStep(f"paper-{paper}", f"Measure what {paper}'s figures show.", command))
     return found
