@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from operator import methodcaller
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from picbench.engines.planning.policy import ChunkPolicy, LayoutConfig, Segment
 from picbench.engines.vllm.installation import Finding, inspect_device, inspect_installation
 from picbench.errors import PicBenchError
 from picbench.run.job import Job, prepare
+from picbench.run.runner import started_engines
 from picbench.run.schedule import Progress
 from picbench.run.session import Launch, Services, execute
 from picbench.run.workload import Workload
@@ -300,12 +300,5 @@ def _ask(
     launch: Launch, name: str, config: EngineConfig, question: Callable[[Any], Any]
 ) -> tuple[Any, Any]:
     """The answer of an engine in a process of its own, and what the engine is."""
-    with TemporaryDirectory(prefix="picbench-") as logs:
-        server = launch(name, config, Path(logs) / f"{name}.log")
-        try:
-            kind = server.ready()
-            answer = server.call(question)
-            server.close()
-        finally:
-            server.kill()
-    return answer, kind
+    with started_engines({name: config}, launch) as (engines, described):
+        return engines[name].call(question), described[name]

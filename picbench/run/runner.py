@@ -36,7 +36,7 @@ R = TypeVar("R", bound=InRounds)
 #: Engines that are up, by name, what each is, and what starts one that writes to a log.
 Engines = Mapping[str, ArmServer]
 Described = Mapping[str, Mapping[str, object]]
-Launcher = Callable[[str, EngineConfig, Path], Server]
+Launcher = Callable[[str, EngineConfig, Path], ArmServer]
 
 #: From an engine and a name that no other round has to figures by name. It runs in the engine's
 #: process, so it must be a function of a module.
