@@ -82,7 +82,7 @@ def _ttft(run: Run, base: Path) -> None:
 
 def _memory(run: Run, base: Path) -> None:
     """A panel an arm: blocks by kind over time, in percent of the pool; stalled steps hatched."""
-    ledger = _labelled(run, tables.ledger_frame(run))
+    ledger = _labelled(run, run.ledger)
     if ledger.empty:
         return
     labels = tables.figure_labels(run.summary)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -13,10 +13,13 @@ from pydantic import TypeAdapter
 from picbench.errors import ConfigError, DataError, InvalidRun
 from picbench.files import write_json
 from picbench.papers.settings import BASE, TESTBED
-from picbench.store.reader import Run, Series
+from picbench.store.reader import HELD, Run
 from picbench.store.summary import ArmSummary
 from picbench.tables.table import Column, Shown, Table, Value
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = 1
 
@@ -188,15 +191,17 @@ def compact(label: str, seed: int, served: TrafficFacts, run: Run) -> PointData:
     """What is kept of a complete run."""
     arms = {}
     for name, summary in run.summary.items():
-        ledger = run.ledger.get(name)
-        kept = (ledger.at_peak(), _series(ledger)) if ledger else ({}, None)
-        if ledger and sum(kept[0].values()) != summary.blocks.peak_referenced:
+        ledger, peak, series = run.ledger[run.ledger["arm"] == name], dict[str, float](), None
+        if len(ledger):
+            peak = ledger.loc[ledger["referenced"].idxmax(), list(HELD)].to_dict()
+            series = _series(ledger)
+        if peak and sum(peak.values()) != summary.blocks.peak_referenced:
             raise InvalidRun(
                 f"arm {name}: the ledger's kinds do not sum to {summary.blocks.peak_referenced} "
                 "blocks, its peak",
                 hint="report this with the run directory",
             )
-        arms[name] = PointArm(_metrics(summary), *kept)
+        arms[name] = PointArm(_metrics(summary), peak, series)
     facts = {name: value for name, value in asdict(served).items() if name != "users"}
     return PointData(label, seed, facts, arms)
 
@@ -223,12 +228,14 @@ def _metrics(arm: ArmSummary) -> dict[str, float | None]:
     }
 
 
-def _series(found: Series) -> OccupancySeries:
+def _series(found: "pd.DataFrame") -> OccupancySeries:
     """The highest step of each of 160 stretches of time: a panel has no room for more."""
-    share = 100 * found.referenced / found.pool
+    share = (100 * found["referenced"] / found["pool"]).to_numpy()
     parts = np.array_split(np.arange(len(share)), min(160, max(1, len(share))))
     kept = [part[int(np.argmax(share[part]))] for part in parts if len(part)]
-    time, share = (np.round(values[kept], 2).tolist() for values in (found.time, share))
+    time, share = (
+        np.round(values[kept], 2).tolist() for values in (found["time"].to_numpy(), share)
+    )
     return OccupancySeries(time, share)
 
 

@@ -136,7 +136,12 @@ def read_contents(run: Run, margin: float) -> RunContents:
         check_rows(run)
     ledger = _read_if_there(lambda: run.ledger, run.path / MEMORY)
     sent = (run.path / WORKLOAD).exists()
-    known = {SAMPLES: rows, SUMMARY: summary, MEMORY: ledger, WORKLOAD: sent}
+    known = {
+        SAMPLES: rows,
+        SUMMARY: summary,
+        MEMORY: ledger is not None and len(ledger),
+        WORKLOAD: sent,
+    }
     # Rows alone, of a run that ended early, say no throughput and no blocks.
     summaries = summary or summarise(
         {name: Tally(rows=found) for name, found in rows.items()},

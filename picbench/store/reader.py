@@ -6,10 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -20,35 +19,13 @@ from picbench.store import writer
 from picbench.store.records import SampleRow, Tally, parse_slo
 from picbench.store.summary import ArmSummary, summarise
 
-Array = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Kinds of block that running requests hold.
 HELD = tuple(kind for kind in KINDS if kind not in IDLE)
 
 _ROWS = TypeAdapter(list[SampleRow], config=ConfigDict(extra="forbid"))
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """The block ledger of one arm in one run: a value for each scheduler step.
-
-    `time` is in seconds on the arm's own clock, `blocks` counts blocks by kind, and `pool` is how
-    many there are.
-    """
-
-    time: Array
-    blocks: Mapping[str, Array]
-    pool: int
-
-    @property
-    def referenced(self) -> Array:
-        """Blocks that running requests hold."""
-        return np.asarray(self.pool - sum(self.blocks[kind] for kind in IDLE), dtype=np.float64)
-
-    def at_peak(self) -> dict[str, float]:
-        """Blocks by kind, of the kinds that are held, when most blocks are referenced."""
-        step = int(np.argmax(self.referenced))
-        return {kind: float(self.blocks[kind][step]) for kind in HELD}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,17 +79,23 @@ class Run:
             )
 
     @cached_property
-    def ledger(self) -> Mapping[str, Series]:
-        """The block ledger by arm."""
+    def ledger(self) -> "pd.DataFrame":
+        """The block ledger: arm, step, time in seconds, pool and blocks of each kind.
+
+        `referenced` has the blocks that running requests hold. Times are on the arm's own clock.
+        """
         with _reading(self.path / writer.MEMORY) as path:
             if self._batches is None:
-                return read_series(path)
-            found = {}
-            for arm, tally in self._tallies.items():
-                if steps := tally.snapshots:
-                    blocks = {kind: np.array([s.blocks[kind] for s in steps]) for kind in KINDS}
-                    found[arm] = Series(np.array([s.time for s in steps]), blocks, steps[0].pool)
-            return found
+                # Not `read_table`, which imports half a second of what only data sets need.
+                with path.open("rb") as opened, pq.ParquetFile(opened) as file:
+                    table = file.read()
+            else:
+                tallies = self._tallies.items()
+                table = pa.concat_tables(
+                    writer.memory_table(arm, tally.snapshots) for arm, tally in tallies
+                )
+            frame = table.to_pandas()
+            return frame.assign(referenced=frame["pool"] - frame[list(IDLE)].sum(axis=1))
 
     @cached_property
     def _batches(self) -> Sequence[writer.StoredBatch] | None:
@@ -162,20 +145,6 @@ def check_rows(run: Run) -> None:
                 f"{run.path}: has {rows[name]} rows of {name}, and measured {arm.requests}",
                 hint="restore its files, or measure anew",
             )
-
-
-def read_series(path: Path) -> dict[str, Series]:
-    """The series of each arm in a run's memory.parquet."""
-    # Not `read_table`, which imports half a second of what only data sets of many files need.
-    with path.open("rb") as opened, pq.ParquetFile(opened) as file:
-        table = file.read()
-    names = np.array(table["arm"].to_pylist())
-    columns = {name: table[name].to_numpy() for name in ("time", "pool", *KINDS)}
-    found = {}
-    for arm in dict.fromkeys(names):
-        own = {name: column[names == arm] for name, column in columns.items()}
-        found[str(arm)] = Series(own.pop("time"), pool=int(own.pop("pool")[0]), blocks=own)
-    return found
 
 
 def read_workload(path: Path) -> dict[str, StoredSample]:

@@ -309,18 +309,10 @@ class RunDirectory:
 
     def write_memory(self, ledgers: Mapping[str, Sequence[Snapshot]]) -> None:
         """Write the ledgers of all arms, column by column: rows would take what ledgers take."""
-        kinds = dict.fromkeys(KINDS, pa.float64())
-        head = {"arm": pa.string(), "step": pa.int64(), "time": pa.float64(), "pool": pa.int64()}
-        schema = pa.schema(list((head | kinds).items()))
         # Arrow takes the names of files for UTF-8, which they are not in every locale.
-        with whole_file(self.path / MEMORY) as file, pq.ParquetWriter(file, schema) as writer:
+        with whole_file(self.path / MEMORY) as file, pq.ParquetWriter(file, _MEMORY) as writer:
             for arm, steps in ledgers.items():
-                columns: dict[str, list[Any]] = {"arm": [arm] * len(steps)}
-                columns |= {
-                    name: [getattr(step, name) for step in steps] for name in head if name != "arm"
-                }
-                columns |= {kind: [step.blocks[kind] for step in steps] for kind in KINDS}
-                writer.write_table(pa.Table.from_pydict(columns, schema=schema))
+                writer.write_table(memory_table(arm, steps))
 
     def append(self, rows: Iterable[SampleRow], *, flush: bool = True) -> None:
         """Append rows that no batch commits."""
@@ -359,6 +351,18 @@ class RunDirectory:
         with suppress(OSError):
             for folder in self._made:
                 folder.rmdir()
+
+
+_HEAD = {"arm": pa.string(), "step": pa.int64(), "time": pa.float64(), "pool": pa.int64()}
+_MEMORY = pa.schema(list((_HEAD | dict.fromkeys(KINDS, pa.float64())).items()))
+
+
+def memory_table(arm: str, steps: Sequence[Snapshot]) -> pa.Table:
+    """What memory.parquet has of an arm."""
+    columns: dict[str, list[Any]] = {"arm": [arm] * len(steps)}
+    columns |= {name: [getattr(s, name) for s in steps] for name in ("step", "time", "pool")}
+    columns |= {kind: [step.blocks[kind] for step in steps] for kind in KINDS}
+    return pa.Table.from_pydict(columns, schema=_MEMORY)
 
 
 def log_name(arm: str) -> str:

@@ -22,20 +22,6 @@ def samples_frame(run: Run) -> "pd.DataFrame":
     return _flat(run.rows)
 
 
-def ledger_frame(run: Run) -> "pd.DataFrame":
-    """The block ledger: arm, step, time in seconds, pool and blocks of each kind.
-
-    `referenced` has the blocks that running requests hold.
-    """
-    import pandas as pd
-
-    frames = [pd.DataFrame(columns=["arm"])]
-    for arm, of in run.ledger.items():
-        own = {"arm": arm, "step": range(len(of.time)), "time": of.time, "pool": of.pool}
-        frames.append(pd.DataFrame(own).assign(**of.blocks, referenced=of.referenced))
-    return pd.concat(frames[1:] or frames, ignore_index=True)
-
-
 def arms_frame(run: Run) -> "pd.DataFrame":
     """What summary.json says of each arm; nested fields are columns such as ``ttft_ms_p50``."""
     frame = _flat(run.summary.values())

@@ -2,19 +2,12 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from picbench.engines.ledger import KINDS
 from picbench.papers.data import ExperimentData, PointArm, PointData
 from picbench.papers.judge import Evidence
 from picbench.papers.page import draw
 from picbench.papers.settings import Drawing, Published
-from picbench.store.reader import HELD, Series
-
-EXACT = st.integers(0, 16 * 50).map(lambda slots: slots / 16)
 
 CONDITIONS = {"caption": "here", "model": "no weights", "hardware": "a machine", "commit": "abc"}
 PUBLISHED = Published("a paper", "a machine", "a model", {})
@@ -73,12 +66,3 @@ def test_only_the_points_of_a_drawing_are_drawn(tmp_path: Path) -> None:
     nowhere = TIME.model_copy(update={"name": "none", "points": ["2"]})
     assert drawn(tmp_path, nowhere, requests) == []
     assert not list(tmp_path.glob("none*"))
-
-
-@given(st.lists(st.fixed_dictionaries(dict.fromkeys(HELD, EXACT)), min_size=1, max_size=9))
-def test_kinds_at_the_peak_sum_to_the_peak_exactly(steps: list[dict[str, float]]) -> None:
-    pool = 16 * 50 * len(HELD)
-    blocks = {kind: np.array([step.get(kind, 0.0) for step in steps]) for kind in KINDS}
-    blocks["free"] = pool - sum(blocks[kind] for kind in HELD)
-    series = Series(np.arange(len(steps), dtype=np.float64), blocks, pool)
-    assert sum(series.at_peak().values()) == max(sum(step.values()) for step in steps)

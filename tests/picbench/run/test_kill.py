@@ -52,7 +52,7 @@ def counters(output: Path) -> dict[str, object]:
         "status": run.manifest["status"],
         "rows": run.rows,
         "arms": {name: {key: arm[key] for key in keys} for name, arm in arms.items()},
-        "ledger": {name: series.referenced.tolist() for name, series in run.ledger.items()},
+        "ledger": run.ledger.groupby("arm")["referenced"].agg(list).to_dict(),
     }
 
 

@@ -5,19 +5,26 @@ import json
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from harness_fakes import Harness, make_sample, no_gpu
+from harness_fakes import Harness, make_sample, make_snapshot, no_gpu
+from hypothesis import given
+from hypothesis import strategies as st
 
+from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.request import Hits, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
 from picbench.run.job import prepare
 from picbench.run.schedule import Progress
 from picbench.run.session import execute
 from picbench.settings import parse_config
-from picbench.store.reader import read_run
+from picbench.store.reader import HELD, Run, read_run
 from picbench.store.records import SampleRow
 from picbench.store.writer import MANIFEST, MEMORY, SAMPLES, SCHEMA, SUMMARY, RunDirectory
+
+#: Blocks of a kind: whole slots of them, so that sums are exact.
+EXACT = st.integers(0, 16 * 50).map(lambda slots: slots / 16)
 
 
 def row(sample: str, text: str = "yes") -> SampleRow:
@@ -57,7 +64,10 @@ def test_a_run_comes_back_whole(tmp_path: Path) -> None:
     assert run.manifest["fingerprint"] == job.fingerprint
     assert run.summary == arms
     assert len(run.rows) == 6
-    assert run.ledger["mepic"].referenced.max() == run.summary["mepic"].blocks.peak_referenced
+    assert (
+        run.ledger.groupby("arm")["referenced"].max()["mepic"]
+        == run.summary["mepic"].blocks.peak_referenced
+    )
 
 
 def test_what_an_unfinished_run_lacks_is_named(directory: RunDirectory) -> None:
@@ -162,3 +172,28 @@ def test_an_unknown_schema_is_refused_with_advice(tmp_path: Path, file: str, ver
         read_run(copy).summary  # noqa: B018
     assert "repeat the run" in caught.value.hint
     assert caught.value.exit_code == 3
+
+
+def test_series_are_what_the_run_wrote(tmp_path: Path) -> None:
+    snapshots = [make_snapshot(0, 0.0, 10), make_snapshot(1, 0.5, 25), make_snapshot(2, 1.0, 5)]
+    RunDirectory(tmp_path).write_memory({"mepic": snapshots, "full": snapshots[:1]})
+    ledger = Run(tmp_path, {"status": "complete"}).ledger
+    assert ledger["arm"].tolist() == ["mepic"] * 3 + ["full"]
+    assert ledger["time"].tolist() == [0.0, 0.5, 1.0, 0.0]
+    assert ledger["referenced"].tolist() == [10, 25, 5, 10]
+
+
+@given(st.lists(st.fixed_dictionaries(dict.fromkeys(HELD, EXACT)), min_size=1, max_size=9))
+def test_kinds_at_the_peak_sum_to_the_peak_exactly(steps: list[dict[str, float]]) -> None:
+    pool = 16 * 50 * len(HELD)
+    nothing = dict.fromkeys(KINDS, 0.0)
+    snapshots = []
+    for i, step in enumerate(steps):
+        blocks = nothing | step | {"free": pool - sum(step.values())}
+        snapshots.append(Snapshot(i, float(i), pool, blocks))
+    with TemporaryDirectory() as folder:
+        RunDirectory(Path(folder)).write_memory({"mepic": snapshots})
+        ledger = Run(Path(folder), {"status": "complete"}).ledger
+    peak = ledger.loc[ledger["referenced"].idxmax()]
+    most = max(sum(step.values()) for step in steps)
+    assert peak[list(HELD)].sum() == peak["referenced"] == most

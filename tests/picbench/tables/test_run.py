@@ -25,7 +25,6 @@ from picbench.tables.run import (
     as_csv,
     as_latex,
     as_markdown,
-    ledger_frame,
     memory_lines,
     samples_frame,
     verdict,
@@ -42,10 +41,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_the_ledger_is_a_row_for_each_step(run: Run) -> None:
-    frame = ledger_frame(run)
+    frame = run.ledger
     assert (frame[list(KINDS)].sum(axis=1) == POOL).all()
-    for arm, series in run.ledger.items():
-        assert list(frame[frame["arm"] == arm]["referenced"]) == list(series.referenced)
+    for arm, steps in frame.groupby("arm"):
+        assert list(steps["step"]) == list(range(len(steps)))
+        assert steps["referenced"].max() == run.summary[str(arm)].blocks.peak_referenced
 
 
 def test_frames_and_csv_have_numbers(run: Run) -> None:
