@@ -324,6 +324,7 @@ class FakeServer:
     order: list[str]
     engine: FakeEngine
     dies_at: int | None = None
+    watch: Callable[[], None] = lambda: None
     state: str = "new"
     runs: int = 0
 
@@ -335,6 +336,7 @@ class FakeServer:
     def run(
         self, requests: Sequence[Request], concurrency: int | None, arrivals: Arrivals = None
     ) -> GroupResult:
+        self.watch()
         result: GroupResult = self.call(partial(run_group, requests, concurrency, arrivals))
         self.runs += 1
         self.order.append(self.name)
@@ -358,7 +360,10 @@ class FakeServer:
 
 @dataclass
 class Harness:
-    """Services with everything faked, and what happened in them."""
+    """Services with everything faked, and what happened in them.
+
+    `make` builds engines that `engines` does not have; `watch` is called before each group.
+    """
 
     samples: Sequence[Sample]
     weights: str = "random"
@@ -369,6 +374,13 @@ class Harness:
     order: list[str] = field(default_factory=list)
     servers: dict[str, FakeServer] = field(default_factory=dict)
     file_faults: Sequence[str] = ()
+    make: Callable[[str], FakeEngine] = FakeEngine
+    watch: Callable[[], None] = lambda: None
+
+    @property
+    def groups(self) -> list[str]:
+        """Which arms served a group, in order."""
+        return [entry for entry in self.order if " " not in entry]
 
     def services(self) -> Services:
         return Services(self.load, self.launch, no_gpu, files=lambda path: iter(self.file_faults))
@@ -383,8 +395,9 @@ class Harness:
     def launch(self, name: str, config: EngineConfig, log: Path) -> FakeServer:
         log.write_text("started\n")
         self.order.append(f"launch {name}")
-        engine = self.engines.get(name) or FakeEngine(name)
-        self.servers[name] = FakeServer(name, config, self.order, engine, self.dies_at.get(name))
+        engine, dies_at = self.engines.get(name) or self.make(name), self.dies_at.get(name)
+        made = FakeServer(name, config, self.order, engine, dies_at, lambda: self.watch())
+        self.servers[name] = made
         return self.servers[name]
 
 

@@ -1,7 +1,7 @@
 """Sizes of pools and contexts, and what fits a GPU."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -34,76 +34,68 @@ from picbench.run.session import Services
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig, parse_config
 from picbench.store import provenance
+from picbench.store.records import Sizes
 from picbench.workloads.models import ModelSpec
-from picbench.workloads.sample import SampleSegment
+from picbench.workloads.sample import Sample, SampleSegment
+
+
+def sizes_of(*samples: Sample, specs: Sequence[str] = (), **settings: Any) -> Sizes:
+    values = {"concurrency": 1, "context": None, "pool": None, **settings}
+    return measure_sizes(samples, [parse(spec) for spec in specs], **values)
+
+
+SAMPLE = make_sample(1, max_tokens=2)
 
 
 def test_sizes_by_hand() -> None:
-    samples = [make_sample(1, max_tokens=2), make_sample(2, max_tokens=20)]
-    sizes = measure_sizes(samples, concurrency=1, context=None, pool=None)
-    assert sizes.context == 36 + 20
-    assert sizes.longest == 4
-    assert sizes.chunks == 3
-    assert sizes.pool == 4 + 2 * CHUNK_EXTRA + 3 + SPARE + 1
+    sizes = sizes_of(SAMPLE, make_sample(2, max_tokens=20))
+    assert sizes == Sizes(36 + 20, longest=4, chunks=3, pool=4 + 2 * CHUNK_EXTRA + 3 + SPARE + 1)
+    with pytest.raises(ConfigError, match="`kv_blocks` 2: the longest request needs 3"):
+        sizes_of(SAMPLE, pool=2)
 
 
-def test_the_context_has_room_for_what_algorithms_add() -> None:
-    [sample] = samples = [make_sample(1, max_tokens=2)]
-    length = sample.prompt_tokens + 2
-
-    def context(spec: str, positions: int | None = None) -> int:
-        found = measure_sizes(
-            samples, [parse(spec)], concurrency=1, context=None, pool=None, positions=positions
-        )
-        return found.context
-
-    assert [context(spec) for spec in ("full", "naive", "mepic")] == [length] * 3
-    assert context("kvlink:n=5") == length + 5 * len(sample.chunks)
-    assert context("kvlink:n=5", positions=length + 3) == length + 3
-    assert context("epic:k=4:bos=chunk") == length + len(sample.chunks)
+@pytest.mark.parametrize(
+    ("spec", "positions", "added"),
+    [
+        *((name, None, 0) for name in ("full", "naive", "mepic")),
+        ("kvlink:n=5", None, 5 * len(SAMPLE.chunks)),
+        ("kvlink:n=5", SAMPLE.prompt_tokens + 5, 3),
+        ("epic:k=4:bos=chunk", None, len(SAMPLE.chunks)),
+    ],
+)
+def test_the_context_has_room_for_what_algorithms_add(
+    spec: str, positions: int | None, added: int
+) -> None:
+    sizes = sizes_of(SAMPLE, specs=[spec], positions=positions)
+    assert sizes.context == SAMPLE.prompt_tokens + 2 + added
 
 
 def test_the_pool_has_room_for_what_algorithms_add() -> None:
-    def pool(*specs: str) -> int:
-        algorithms = [parse(spec) for spec in specs]
-        samples = [make_sample(1, max_tokens=2)]
-        return measure_sizes(samples, algorithms, concurrency=1, context=None, pool=None).pool
-
-    assert pool("full", "naive", "epic", "mepic") == pool()
-    assert pool("kvlink:n=500") >= pool() + 500 // 16 - CHUNK_EXTRA
+    plain = sizes_of(SAMPLE).pool
+    assert sizes_of(SAMPLE, specs=("full", "naive", "epic", "mepic")).pool == plain
+    assert sizes_of(SAMPLE, specs=["kvlink:n=500"]).pool >= plain + 500 // 16 - CHUNK_EXTRA
 
 
 def test_an_algorithm_that_fails_is_no_bug_of_picbench(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: object, index: int, length: int) -> ChunkPolicy:
         raise IndexError("no such chunk")
 
-    algorithm = parse("naive")
-    monkeypatch.setattr(type(algorithm), "plan_chunk", fails)
+    monkeypatch.setattr(type(parse("naive")), "plan_chunk", fails)
     with pytest.raises(ConfigError, match=r"`algo` naive: plan_chunk\(0, .*no such chunk \(test_"):
-        measure_sizes([make_sample(1)], [algorithm], concurrency=1, context=None, pool=None)
+        sizes_of(SAMPLE, specs=["naive"])
 
 
 def test_documents_that_prompts_do_not_show_need_room() -> None:
     """The longest compile is the prompt's first text, a document of 100 tokens, and a chunk."""
-    plain = make_sample(1, max_tokens=2)
     lead = SampleSegment("text", "", tuple(range(100)))
-    known = [replace(s, before=lead) if s.kind == "chunk" else s for s in plain.segments]
-    sample = replace(plain, segments=tuple(known))
-    algorithms = [parse("full"), parse("naive:anchored=on:context=document")]
-    sizes, bare = (
-        measure_sizes([s], algorithms, concurrency=1, context=None, pool=None)
-        for s in (sample, plain)
-    )
-    longest = max(len(chunk.tokens) for chunk in plain.chunks)
-    assert sizes.context == len(plain.segments[0].tokens) + 100 + longest
+    known = [replace(s, before=lead) if s.kind == "chunk" else s for s in SAMPLE.segments]
+    sample = replace(SAMPLE, segments=tuple(known))
+    specs = ["full", "naive:anchored=on:context=document"]
+    sizes, bare = (sizes_of(one, specs=specs) for one in (sample, SAMPLE))
+    longest = max(len(chunk.tokens) for chunk in SAMPLE.chunks)
+    assert sizes.context == len(SAMPLE.segments[0].tokens) + 100 + longest
     assert abs(sizes.pool - bare.pool - blocks(100)) <= 1
-    both = measure_sizes([plain, sample], algorithms, concurrency=1, context=None, pool=None)
-    assert both.chunks == 2 * bare.chunks
-
-
-def test_a_pool_below_one_request_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`kv_blocks` 2: the longest request needs 3"):
-        measure_sizes([make_sample(1)], concurrency=1, context=None, pool=2)
+    assert sizes_of(SAMPLE, sample, specs=specs).chunks == 2 * bare.chunks
 
 
 @given(st.integers(1, 30), st.integers(1, 64), st.integers(1, 200))
@@ -111,7 +103,7 @@ def test_the_pool_is_even_and_holds_what_runs_at_once(
     count: int, concurrency: int, output: int
 ) -> None:
     samples = [make_sample(n, max_tokens=output) for n in range(count)]
-    sizes = measure_sizes(samples, concurrency=concurrency, context=None, pool=None)
+    sizes = sizes_of(*samples, concurrency=concurrency)
     assert sizes.pool % 2 == 0
     assert sizes.pool >= min(count, concurrency) * sizes.longest + sizes.chunks
 
@@ -279,19 +271,17 @@ def room_for(blocks: int, job: Job) -> float:
     return sum(f.fixed + (blocks + 1) * f.block for f in found if f) / SHARE / GIB
 
 
-def test_all_arms_get_the_same_pool(make_job: Callable[..., Job]) -> None:
+def test_all_arms_get_the_same_pool_and_differ_in_their_algorithm_alone(
+    make_job: Callable[..., Job],
+) -> None:
     roomy = make_job(80)
     tight = make_job(room_for(300, roomy))
     assert (roomy.notes, roomy.sizes.pool) == ((), 470)
     assert (len(tight.notes), tight.sizes.pool) == (1, STEP)
-    assert {tight.engine(arm).kv_blocks for arm in tight.arms} == {tight.sizes.pool}
     assert tight.fingerprint != roomy.fingerprint
-
-
-def test_arms_differ_in_nothing_but_their_algorithm(make_job: Callable[..., Job]) -> None:
-    job = make_job(80)
-    engines = [replace(job.engine(arm), algorithm="", stock=False) for arm in job.arms]
+    engines = [replace(tight.engine(arm), algorithm="", stock=False) for arm in tight.arms]
     assert engines == [engines[0]] * len(ARMS)
+    assert engines[0].kv_blocks == STEP
 
 
 def test_a_cpu_has_nothing_to_share_and_a_chosen_pool_stays(make_job: Callable[..., Job]) -> None:
@@ -304,16 +294,13 @@ def invoke(harness: OneModel, *arguments: str) -> Any:
     return CliRunner().invoke(main, (*flags, *arguments), obj=harness.services())
 
 
-def test_a_dry_run_says_that_memory_limits_the_pool(
+def test_what_memory_limits_is_said_and_what_does_not_fit_is_refused_by_flag(
     harness: OneModel, make_job: Callable[..., Job]
 ) -> None:
     harness.gpu = int(room_for(300, make_job(80)) * GIB)
     told = invoke(harness, "--dry-run")
     assert told.exit_code == 0, told.stderr
     assert "the KV pool of each arm has 256 blocks instead of 470" in " ".join(told.stdout.split())
-
-
-def test_arms_that_do_not_fit_are_one_line_that_names_the_flag(harness: OneModel) -> None:
     harness.gpu = 24 * GIB
     refused = invoke(harness)
     assert refused.exit_code == 2

@@ -62,8 +62,7 @@ def test_scores_are_those_of_the_metric(tmp_path: Path) -> None:
     assert summary.score == changed["mepic"].after
     assert summary.score.mean == pytest.approx((1 + 2 / 3) / 4)
     assert summary.score.parsed_mean == pytest.approx((1 + 2 / 3) / 3)
-    counts = {"answered": 2, "abstained": 1, "unparsed": 1, "error": 1}
-    assert summary.outcomes == counts
+    assert summary.outcomes == {"answered": 2, "abstained": 1, "unparsed": 1, "error": 1}
     # The blank reply had no score before, either.
     assert (changed["mepic"].scores, changed["mepic"].outcomes) == (3, 1)
     assert changed["full"].before.mean == 0.25
@@ -74,8 +73,7 @@ def test_another_metric(tmp_path: Path, metric: str, second: float | None) -> No
     folder = make_run(tmp_path)
     rescore(folder, metric)
     run = read_run(folder)
-    assert run.summary["mepic"].score.metric == metric
-    assert run.manifest["workload"]["metric"] == metric
+    assert run.summary["mepic"].score.metric == run.manifest["workload"]["metric"] == metric
     scores = [row.score for row in run.rows if row.arm == "mepic"]
     assert scores[0] == pytest.approx(1.0)
     assert second is None or scores[1] == pytest.approx(second)
@@ -83,14 +81,13 @@ def test_another_metric(tmp_path: Path, metric: str, second: float | None) -> No
 
 def test_nothing_but_scores_changes_and_old_files_stay(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
-    before = {name: (folder / name).read_bytes() for name in (SAMPLES, SUMMARY)}
+    before = [(folder / name).read_bytes() for name in (SAMPLES, SUMMARY)]
     rows = read_run(folder).rows
     _, kept = rescore(folder)
-    assert [path.name for path in kept] == ["samples.1.jsonl", "summary.1.json"]
-    assert (folder / "samples.1.jsonl").read_bytes() == before[SAMPLES]
-    assert (folder / "summary.1.json").read_bytes() == before[SUMMARY]
+    assert kept == [folder / "samples.1.jsonl", folder / "summary.1.json"]
+    assert [path.read_bytes() for path in kept] == before
     again, kept = rescore(folder)
-    assert [path.name for path in kept] == ["samples.2.jsonl", "summary.2.json"]
+    assert kept == [folder / "samples.2.jsonl", folder / "summary.2.json"]
     assert {arm.scores for arm in again.values()} == {0}
     new = [replace(row, score=None, outcome="answered") for row in read_run(folder).rows]
     assert new == [replace(row, score=None, outcome="answered") for row in rows]

@@ -2,9 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from errno import ENOSPC
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 from harness_fakes import (
     REFUSED,
     CachingEngine,
-    FakeServer,
     Harness,
     make_reusing_samples,
     make_sample,
@@ -22,13 +22,11 @@ from harness_fakes import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picbench.engines.config import EngineConfig
-from picbench.engines.request import Request
 from picbench.errors import ConfigError, IncomparableRuns, InvalidRun
 from picbench.run.job import find_unfinished
 from picbench.store import provenance, writer
 from picbench.store.reader import read_run
-from picbench.store.records import ArmBatch, GroupResult, SampleRow
+from picbench.store.records import ArmBatch, SampleRow
 from picbench.store.writer import (
     BATCHES,
     LEDGER,
@@ -55,45 +53,14 @@ def quick_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "collect", lambda: dict(found))
 
 
-@dataclass
-class WatchedServer(FakeServer):
-    """Calls `watch` before it serves a group."""
-
-    watch: Callable[[], None] = lambda: None
-
-    def run(
-        self,
-        requests: Sequence[Request],
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
-    ) -> GroupResult:
-        self.watch()
-        return super().run(requests, concurrency, arrivals)
-
-
-@dataclass
-class CachingHarness(Harness):
+def caching(samples: Sequence[Sample] | None = None, capacity: int = 5, **settings: Any) -> Harness:
     """Engines whose replies depend on what they served before."""
-
-    samples: Sequence[Sample] = field(default_factory=lambda: make_reusing_samples(COUNT))
-    watch: Callable[[], None] = lambda: None
-    capacity: int = 5
-
-    def launch(self, name: str, config: EngineConfig, log: Path) -> FakeServer:
-        super().launch(name, config, log)
-        engine = self.engines.get(name) or CachingEngine(name, capacity=self.capacity)
-        dies = self.dies_at.get(name)
-        self.servers[name] = WatchedServer(name, config, self.order, engine, dies, watch=self.watch)
-        return self.servers[name]
-
-    @property
-    def groups(self) -> list[str]:
-        """Which arms served a group, in order."""
-        return [entry for entry in self.order if " " not in entry]
+    make = partial(CachingEngine, capacity=capacity)
+    return Harness(samples or make_reusing_samples(COUNT), make=make, **settings)
 
 
 def stopped_states(
-    folder: Path, harness: CachingHarness, arms: Sequence[str] = ARMS, **settings: Any
+    folder: Path, harness: Harness, arms: Sequence[str] = ARMS, **settings: Any
 ) -> list[Path]:
     """Copies of a run's directory, as a kill before each of its batches would leave it."""
     copies: list[Path] = []
@@ -104,7 +71,6 @@ def stopped_states(
 
     harness.watch = copy
     run_fakes(harness, folder / "whole", *arms, **settings)
-    harness.watch = lambda: None
     return copies
 
 
@@ -130,7 +96,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     """A run at concurrency 1, and the states in which it might have been stopped."""
     folder = tmp_path_factory.mktemp("runs")
-    states = stopped_states(folder, CachingHarness(), concurrency=1)
+    states = stopped_states(folder, caching(), concurrency=1)
     assert len(states) == COUNT * len(ARMS)
     return folder / "whole", states
 
@@ -159,13 +125,13 @@ def test_a_run_that_was_killed_at_any_byte_ends_as_if_it_had_not_been(
     reference, states = whole
     folder = Path(shutil.copytree(states[state], tmp_path_factory.mktemp("run") / "run"))
     tear(folder, files, share)
-    run_fakes(CachingHarness(), folder, *ARMS, concurrency=1)
+    run_fakes(caching(), folder, *ARMS, concurrency=1)
     assert outcome(folder) == outcome(reference)
 
 
 def test_only_what_is_missing_is_measured(whole: tuple[Path, list[Path]], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole[1][7], tmp_path / "run"))
-    harness = CachingHarness()
+    harness = caching()
     run_fakes(harness, folder, *ARMS, concurrency=1)
     # Seven batches are stored: full is not served again, for it reuses nothing.
     planned = [ARMS[(number + place) % 3] for number in range(COUNT) for place in range(3)]
@@ -177,12 +143,38 @@ def test_only_what_is_missing_is_measured(whole: tuple[Path, list[Path]], tmp_pa
     assert second["changed_outputs"] == 0
 
 
-def test_larger_groups_go_on_at_the_last_whole_group(tmp_path: Path) -> None:
-    samples = make_reusing_samples(20)
-    states = stopped_states(tmp_path, CachingHarness(samples), concurrency=2)
-    for state in states:
-        run_fakes(CachingHarness(samples), state, *ARMS, concurrency=2)
-        assert outcome(state) == outcome(tmp_path / "whole")
+def changing_places() -> list[Sample]:
+    """Samples of which every second has its two chunks the other way round."""
+    samples = make_reusing_samples(12)
+    for number in range(1, 12, 2):
+        head, first, second, tail = samples[number].segments
+        samples[number] = replace(samples[number], segments=(head, second, first, tail))
+    return samples
+
+
+REFUSED_SECOND = [make_sample(n, first=REFUSED if n == 1 else 1) for n in range(4)]
+#: What a harness has, the arms, requests at a time, the states that are resumed.
+CASES: dict[str, tuple[dict[str, Any], Sequence[str], int, slice]] = {
+    "larger groups": ({"samples": make_reusing_samples(20)}, ARMS, 2, slice(None)),
+    # Preloading serves one group in each arm.
+    "preloaded": ({"preload": make_reusing_samples(6), "capacity": 9}, ARMS, 1, slice(8, 9)),
+    "reordered": ({"samples": changing_places()}, ("prefix", "reorder"), 1, slice(9, None, 5)),
+    "failed": ({"samples": REFUSED_SECOND}, ARMS, 1, slice(-1, None)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_runs_of_all_kinds_end_as_if_they_had_not_been_stopped(case: str, tmp_path: Path) -> None:
+    given, arms, concurrency, resumed = CASES[case]
+    states = stopped_states(tmp_path, caching(**given), arms, concurrency=concurrency)
+    reference = outcome(tmp_path / "whole")
+    assert reference["status"] == ("partial" if case == "failed" else "complete")
+    for state in states[resumed]:
+        run_fakes(caching(**given), state, *arms, concurrency=concurrency)
+        assert outcome(state) == reference
+    if case == "reordered":
+        sent = {(row.arm, row.prompt_sha256) for row in reference["rows"]}
+        assert len({prompt for _, prompt in sent}) > len(sent) / 2, "nothing was reordered"
 
 
 def test_a_run_that_only_lacks_its_end_needs_no_engine(
@@ -190,46 +182,15 @@ def test_a_run_that_only_lacks_its_end_needs_no_engine(
 ) -> None:
     folder = tmp_path / "end"
     monkeypatch.setattr(RunDirectory, "compact", lambda own: shutil.copytree(own.path, folder))
-    run_fakes(CachingHarness(), tmp_path / "run", *ARMS, concurrency=1)
+    run_fakes(caching(), tmp_path / "run", *ARMS, concurrency=1)
     monkeypatch.undo()
     manifest = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(json.dumps(manifest | {"status": "running"}))
     (folder / SUMMARY).unlink()
-    harness = CachingHarness()
+    harness = caching()
     run_fakes(harness, folder, *ARMS, concurrency=1)
     assert harness.order == []
     assert outcome(folder) == outcome(whole[0])
-
-
-def test_preloaded_chunks_are_loaded_again(tmp_path: Path) -> None:
-    preload = make_reusing_samples(6)
-    states = stopped_states(tmp_path, CachingHarness(preload=preload, capacity=9), concurrency=1)
-    # Preloading serves one group in each arm.
-    folder = states[len(ARMS) + 5]
-    run_fakes(CachingHarness(preload=preload, capacity=9), folder, *ARMS, concurrency=1)
-    assert outcome(folder) == outcome(tmp_path / "whole")
-
-
-def test_prompts_are_reordered_as_they_would_have_been(tmp_path: Path) -> None:
-    arms = ("prefix", "reorder")
-    samples = make_reusing_samples(12)
-    for number in range(1, 12, 2):
-        head, first, second, tail = samples[number].segments
-        samples[number] = replace(samples[number], segments=(head, second, first, tail))
-    states = stopped_states(tmp_path, CachingHarness(samples), arms, concurrency=1)
-    sent = {(row.arm, row.prompt_sha256) for row in read_run(tmp_path / "whole").rows}
-    assert len({prompt for _, prompt in sent}) > len(sent) / 2, "nothing was reordered"
-    for state in states[9::5]:
-        run_fakes(CachingHarness(samples), state, *arms, concurrency=1)
-        assert outcome(state) == outcome(tmp_path / "whole")
-
-
-def test_requests_that_failed_fail_again(tmp_path: Path) -> None:
-    samples = [make_sample(n, first=REFUSED if n == 1 else 1) for n in range(4)]
-    states = stopped_states(tmp_path, CachingHarness(samples), concurrency=1)
-    run_fakes(CachingHarness(samples), states[-1], *ARMS, concurrency=1)
-    assert outcome(states[-1]) == outcome(tmp_path / "whole")
-    assert outcome(states[-1])["status"] == "partial"
 
 
 def test_a_run_goes_on_after_an_error_of_the_system(
@@ -244,12 +205,12 @@ def test_a_run_goes_on_after_an_error_of_the_system(
 
     monkeypatch.setattr(RunDirectory, "keep", full_disk)
     with pytest.raises(OSError, match="No space left"):
-        run_fakes(CachingHarness(), tmp_path / "run", *ARMS, concurrency=1)
+        run_fakes(caching(), tmp_path / "run", *ARMS, concurrency=1)
     manifest = read_run(tmp_path / "run").manifest
     assert manifest["status"] == "failed"
     assert manifest["reason"] == "OSError: [Errno 28] No space left on device"
     monkeypatch.undo()
-    run_fakes(CachingHarness(), tmp_path / "run", *ARMS, concurrency=1)
+    run_fakes(caching(), tmp_path / "run", *ARMS, concurrency=1)
     assert outcome(tmp_path / "run") == outcome(whole[0])
     assert read_run(tmp_path / "run").manifest["reason"] is None
 
@@ -275,30 +236,30 @@ def test_a_run_goes_on_after_a_full_disk(
 
     monkeypatch.setattr(writer, "_append", fill)
     with pytest.raises(OSError, match="No space left"):
-        run_fakes(CachingHarness(), tmp_path / "run", *ARMS, concurrency=1)
+        run_fakes(caching(), tmp_path / "run", *ARMS, concurrency=1)
     assert read_run(tmp_path / "run").manifest["status"] == "running", "as after a kill"
     monkeypatch.undo()
-    harness = CachingHarness()
+    harness = caching()
     run_fakes(harness, tmp_path / "run", *ARMS, concurrency=1)
     assert outcome(tmp_path / "run") == outcome(whole[0])
     assert read_run(tmp_path / "run").manifest["attempts"][-1]["done"] == 4
 
 
 def test_an_arm_that_was_lost_stays_lost(tmp_path: Path) -> None:
-    dying = CachingHarness(dies_at={"mepic": 2})
+    dying = caching(dies_at={"mepic": 2})
     states = stopped_states(tmp_path, dying, concurrency=1)
-    run_fakes(CachingHarness(), states[-1], *ARMS, concurrency=1)
+    run_fakes(caching(), states[-1], *ARMS, concurrency=1)
     assert outcome(states[-1]) == outcome(tmp_path / "whole")
     assert read_run(states[-1]).summary["mepic"].failed == COUNT - 2
 
 
 def test_an_open_loop_begins_again_with_the_arm_that_was_stopped(tmp_path: Path) -> None:
     arrivals = tuple(n / 4 for n in range(COUNT))
-    harness = CachingHarness(arrivals=arrivals)
+    harness = caching(arrivals=arrivals)
     states = stopped_states(tmp_path, harness)
     served = harness.groups
     assert len(states) == 3
-    again = CachingHarness(arrivals=arrivals)
+    again = caching(arrivals=arrivals)
     run_fakes(again, states[2], *ARMS)
     assert again.groups == served[2:]
     assert outcome(states[2]) == outcome(tmp_path / "whole")
@@ -308,12 +269,12 @@ def test_an_engine_in_another_state_makes_the_run_invalid(
     whole: tuple[Path, list[Path]], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(whole[1][-1], tmp_path / "run"))
-    small = CachingHarness(engines={"mepic": CachingEngine("mepic", capacity=2)})
+    small = caching(engines={"mepic": CachingEngine("mepic", capacity=2)})
     with pytest.raises(InvalidRun, match=r"arm mepic, sample s.: served again, it reused"):
         run_fakes(small, folder, *ARMS, concurrency=1)
     assert read_run(folder).manifest["status"] == "invalid"
     with pytest.raises(InvalidRun, match="served again"):
-        run_fakes(CachingHarness(), folder, *ARMS, concurrency=1)
+        run_fakes(caching(), folder, *ARMS, concurrency=1)
 
 
 def test_other_replies_are_counted(whole: tuple[Path, list[Path]], tmp_path: Path) -> None:
@@ -321,65 +282,41 @@ def test_other_replies_are_counted(whole: tuple[Path, list[Path]], tmp_path: Pat
     rows = (folder / SAMPLES).read_text().splitlines(keepends=True)
     changed = [json.dumps(json.loads(row) | {"output_sha256": "0"}) + "\n" for row in rows]
     (folder / SAMPLES).write_text("".join(changed))
-    run_fakes(CachingHarness(), folder, *ARMS, concurrency=1)
+    run_fakes(caching(), folder, *ARMS, concurrency=1)
     assert read_run(folder).manifest["attempts"][1]["changed_outputs"] == 4
 
 
-def test_a_run_goes_on_where_it_began_only(
+def test_another_environment_another_run_and_another_writer_are_refused(
     whole: tuple[Path, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(shutil.copytree(whole[1][6], tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"a run with other settings: algo, seed \(") as caught:
+        run_fakes(caching(), folder, "full", concurrency=1, seed=3)
+    assert "name a new folder" in caught.value.hint
+    with pytest.raises(ConfigError, match="a run with other requests"):
+        run_fakes(caching(make_reusing_samples(3)), folder, *ARMS, concurrency=1)
+    with hold(folder), pytest.raises(ConfigError, match="another process is writing this run"):
+        run_fakes(caching(), folder, *ARMS, concurrency=1)
     now = provenance.collect()
     monkeypatch.setattr(provenance, "collect", lambda: now | {"packages": {"vllm": "0.33.0"}})
     with pytest.raises(IncomparableRuns, match="began with other packages"):
-        run_fakes(CachingHarness(), folder, *ARMS, concurrency=1)
+        run_fakes(caching(), folder, *ARMS, concurrency=1)
 
 
-def test_a_finished_run_is_read_and_not_measured(
-    whole: tuple[Path, list[Path]], tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(whole[0], tmp_path / "run"))
-    harness = CachingHarness()
+def test_a_finished_run_is_read_and_not_measured(whole: tuple[Path, list[Path]]) -> None:
+    folder, harness = whole[0], caching()
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert run_fakes(harness, folder, *ARMS, concurrency=1) == folder
     assert harness.order == []
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-def test_the_directory_of_another_run_is_refused(
-    whole: tuple[Path, list[Path]], tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(whole[1][6], tmp_path / "run"))
-    with pytest.raises(ConfigError, match=r"a run with other settings: algo, seed \(") as caught:
-        run_fakes(CachingHarness(), folder, "full", concurrency=1, seed=3)
-    assert "name a new folder" in caught.value.hint
-    with pytest.raises(ConfigError, match="a run with other requests"):
-        run_fakes(CachingHarness(make_reusing_samples(3)), folder, *ARMS, concurrency=1)
-
-
-def test_two_processes_do_not_write_one_run(whole: tuple[Path, list[Path]], tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(whole[1][6], tmp_path / "run"))
-    with hold(folder), pytest.raises(ConfigError, match="another process is writing this run"):
-        run_fakes(CachingHarness(), folder, *ARMS, concurrency=1)
-    run_fakes(CachingHarness(), folder, *ARMS, concurrency=1)
-
-
 def test_a_kill_before_the_manifest_leaves_a_free_directory(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "full.log").write_text("started")
     (tmp_path / "workload.jsonl").write_text("{")
-    run_fakes(CachingHarness(), tmp_path, *ARMS, concurrency=1)
+    run_fakes(caching(), tmp_path, *ARMS, concurrency=1)
     assert read_run(tmp_path).manifest["status"] == "complete"
-
-
-def test_rows_of_an_unfinished_run_are_those_of_whole_batches(
-    whole: tuple[Path, list[Path]], tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(whole[1][6], tmp_path / "run"))
-    assert len(read_run(folder).rows) == 6
-    tear(folder, 1, 0.5)
-    assert len(read_run(folder).rows) == 5
-    assert not (folder / MEMORY).exists()
 
 
 def test_an_unfinished_run_can_be_read(whole: tuple[Path, list[Path]], tmp_path: Path) -> None:
@@ -387,11 +324,15 @@ def test_an_unfinished_run_can_be_read(whole: tuple[Path, list[Path]], tmp_path:
     # What an earlier attempt wrote as it was interrupted.
     shutil.copy(whole[0] / SUMMARY, folder / SUMMARY)
     run = read_run(folder)
+    assert len(run.rows) == 6
     assert {name: arm.requests for name, arm in run.summary.items()} == dict.fromkeys(ARMS, 2)
     assert run.summary["mepic"].score.metric == "f1"
     ledger = read_run(whole[0]).ledger
     first = ledger[ledger["step"] < 4].reset_index(drop=True)
     pd.testing.assert_frame_equal(run.ledger.drop(columns="time"), first.drop(columns="time"))
+    tear(folder, 1, 0.5)
+    assert len(read_run(folder).rows) == 5
+    assert not (folder / MEMORY).exists()
 
 
 def test_the_latest_unfinished_run_is_found(

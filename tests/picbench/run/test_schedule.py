@@ -30,63 +30,40 @@ ARMS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True)
 
 
 @given(ARMS, st.integers(1, 40), st.integers(1, 12))
-def test_every_arm_gets_every_sample_once_and_in_order(
+def test_all_arms_get_each_group_in_one_round_and_every_sample_once(
     arms: list[str], count: int, size: int
 ) -> None:
     samples = [make_sample(n) for n in range(count)]
-    seen: dict[str, list[str]] = {arm: [] for arm in arms}
-    for _, arm, group in schedule(samples, arms, size):
-        seen[arm] += [sample.id for sample in group]
-    assert all(ids == [sample.id for sample in samples] for ids in seen.values())
+    batches = list(schedule(samples, arms, size))
+    seen: list[Sample] = []
+    for start in range(0, len(batches), len(arms)):
+        together = batches[start : start + len(arms)]
+        assert {arm for _, arm, _ in together} == set(arms)
+        assert all(batch[::2] == together[0][::2] for batch in together)
+        seen += together[0][2]
+    assert seen == samples
 
 
 @given(ARMS, st.integers(1, 8))
 def test_every_arm_goes_first_equally_often(arms: list[str], cycles: int) -> None:
     samples = [make_sample(n) for n in range(cycles * len(arms))]
-    first = Counter[str]()
-    last_round = -1
-    for number, arm, _ in schedule(samples, arms, 1):
-        first[arm] += number != last_round
-        last_round = number
-    assert set(first.values()) == {cycles}
+    first = [arm for _, arm, _ in schedule(samples, arms, 1)][:: len(arms)]
+    assert Counter(first) == dict.fromkeys(arms, cycles)
 
 
-@given(ARMS, st.integers(1, 30), st.integers(1, 5))
-def test_a_round_is_the_same_group_for_all_arms(arms: list[str], count: int, size: int) -> None:
-    samples = [make_sample(n) for n in range(count)]
-    batches = list(schedule(samples, arms, size))
-    for start in range(0, len(batches), len(arms)):
-        together = batches[start : start + len(arms)]
-        assert len({number for number, _, _ in together}) == 1
-        assert {arm for _, arm, _ in together} == set(arms)
-        assert all(group == together[0][2] for _, _, group in together)
-
-
-def test_requests_carry_token_ids_and_output_length() -> None:
-    request = to_request(make_sample(3, max_tokens=9))
-    kinds = [type(segment) for segment in request.segments]
-    assert kinds == [Text, Chunk, Chunk, Text]
-    assert [segment.text for segment in request.segments] == [None] * 4
-    assert request.segments[1].tokens == (1003,) * 16
-    assert request.max_tokens == 9
-
-
-def test_requests_carry_the_documents_of_chunks() -> None:
-    sample = make_sample(3)
+def test_requests_carry_token_ids_documents_and_output_length() -> None:
+    sample = make_sample(3, max_tokens=9)
     lead = SampleSegment("text", "", (8, 9))
     head, chunk, other, tail = sample.segments
     known = replace(sample, segments=(head, replace(chunk, before=lead), other, tail))
-    first, second = to_request(known).segments[1:3]
-    assert isinstance(first, Chunk)
-    assert first.document == (8, 9, *chunk.tokens)
-    assert second == Chunk(tokens=other.tokens)
-
-
-def test_a_request_may_name_the_algorithm_that_serves_it() -> None:
-    sample = make_sample(3)
-    assert to_request(sample).algorithm is None
-    named = to_request(sample, "epic:k=16")
-    assert named == replace(to_request(sample), algorithm="epic:k=16")
+    request = to_request(known)
+    assert [type(segment) for segment in request.segments] == [Text, Chunk, Chunk, Text]
+    assert [segment.text for segment in request.segments] == [None] * 4
+    document = (8, 9, *chunk.tokens)
+    assert request.segments[1] == Chunk(tokens=(1003,) * 16, document=document)
+    assert request.segments[2] == Chunk(tokens=other.tokens)
+    assert (request.max_tokens, request.algorithm) == (9, None)
+    assert to_request(known, "epic:k=16") == replace(request, algorithm="epic:k=16")
 
 
 SAMPLES = [make_sample(n) for n in range(4)]
@@ -147,30 +124,26 @@ def test_an_open_loop_reports_makespan_and_goodput(tmp_path: Path) -> None:
 
 
 def test_goodput_is_that_of_a_repeat(tmp_path: Path) -> None:
+    arms = []
     for repeats in ("1", "3"):
         flags = ("--slo", "ttft=200", "--repeats", repeats)
         run(Harness(SAMPLES, arrivals=TIMES), tmp_path / repeats, *flags)
-    once, thrice = (
-        read(tmp_path / repeats / "summary.json")["arms"]["mepic"] for repeats in ("1", "3")
-    )
+        arms.append(read(tmp_path / repeats / "summary.json")["arms"]["mepic"])
+    once, thrice = arms
     assert thrice["requests"] == 3 * once["requests"]
     for name in ("makespan_s", "goodput_req_s"):
         assert thrice[name] == pytest.approx(once[name])
 
 
-def test_a_closed_loop_has_neither(tmp_path: Path) -> None:
-    run(Harness(SAMPLES), tmp_path / "run")
-    arm = read(tmp_path / "run" / "summary.json")["arms"]["mepic"]
-    assert (arm["makespan_s"], arm["late_ms"], arm["goodput_req_s"]) == (None, None, None)
-    assert {row.arrival_ms for row in read_run(tmp_path / "run").rows} == {None}
-
-
-def test_arrivals_are_part_of_what_a_run_is_known_by(tmp_path: Path) -> None:
+def test_a_closed_loop_has_neither_and_arrivals_make_another_run(tmp_path: Path) -> None:
     prints = []
     for number, times in enumerate((None, TIMES, (0.0, 0.5, 0.75, 2.5))):
         run(Harness(SAMPLES, arrivals=times), tmp_path / f"{number}")
         prints.append(read(tmp_path / f"{number}" / "manifest.json")["fingerprint"])
     assert len(set(prints)) == 3
+    arm = read(tmp_path / "0" / "summary.json")["arms"]["mepic"]
+    assert (arm["makespan_s"], arm["late_ms"], arm["goodput_req_s"]) == (None, None, None)
+    assert {row.arrival_ms for row in read_run(tmp_path / "0").rows} == {None}
 
 
 def test_chunks_are_preloaded_before_anything_is_measured(tmp_path: Path) -> None:
@@ -254,15 +227,11 @@ def arranged(prompts: Sequence[str]) -> list[Sample]:
 
 @given(PROMPTS)
 def test_each_chunk_is_sent_once_and_texts_stay_where_they_are(prompts: list[str]) -> None:
+    assert arranged(prompts) == arranged(prompts)
     for number, (given_names, sent) in enumerate(zip(prompts, arranged(prompts), strict=True)):
         assert sorted(names(sent)) == sorted(set(given_names))
         assert sent == replace(sample(given_names, 1000 + number), segments=sent.segments)
         assert (sent.segments[0], sent.segments[-1]) == (text(3), text(1000 + number))
-
-
-@given(PROMPTS)
-def test_the_same_prompts_get_the_same_orders(prompts: list[str]) -> None:
-    assert arranged(prompts) == arranged(prompts)
 
 
 @given(PROMPTS)
@@ -283,21 +252,19 @@ def test_the_same_documents_in_any_order_are_one_prefix(first: list[str], again:
     assert names(one) == names(two) == "".join(first)
 
 
-def test_the_longest_known_sequence_comes_first_in_tokens() -> None:
-    *_, last = arranged(["ac", "db", "dbac"])
-    # c and a are 128 tokens, d and b 96.
-    assert names(last) == "acdb"
-
-
-def test_new_documents_come_after_those_that_are_used_most() -> None:
-    *_, last = arranged(["ab", "cd", "cb", "hdb"])
-    # Prompts begin with a or c; b was used twice, d once, h never.
-    assert names(last) == "bdh"
-
-
-def test_documents_that_were_used_as_often_are_in_the_order_of_their_first_use() -> None:
-    *_, last = arranged(["ah", "bg", "fhgc"])
-    assert names(last) == "hgfc"
+@pytest.mark.parametrize(
+    ("prompts", "order"),
+    [
+        # The longest known sequence in tokens: c and a are 128, d and b 96.
+        (["ac", "db", "dbac"], "acdb"),
+        # Prompts begin with a or c; b was used twice, d once, h never.
+        (["ab", "cd", "cb", "hdb"], "bdh"),
+        # Those that were used as often are in the order of their first use.
+        (["ah", "bg", "fhgc"], "hgfc"),
+    ],
+)
+def test_what_comes_first(prompts: list[str], order: str) -> None:
+    assert names(arranged(prompts)[-1]) == order
 
 
 def test_a_sequence_counts_after_its_own_beginning_only() -> None:

@@ -107,11 +107,6 @@ def test_flags_of_a_run_shorten_and_pace_the_file(tmp_path: Path) -> None:
     assert paced.arrivals == (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
     traffic(path)
     assert replay(path).arrivals is None
-
-
-def test_requests_that_do_not_fit_are_named_by_line(tmp_path: Path) -> None:
-    path = tmp_path / "requests.jsonl"
-    traffic(path)
     with pytest.raises(ConfigError, match=r"requests.jsonl:\d+: \d+ tokens of prompt and reply"):
         replay(path, context=32)
 

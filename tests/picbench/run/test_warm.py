@@ -24,18 +24,18 @@ def warm(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_chunks_are_texts_or_tokens(tmp_path: Path) -> None:
-    file = write(tmp_path / "c.jsonl", {"text": "a b"}, "", {"tokens": [1, 2, 3]})
-    text, tokens = read_chunks(file)
-    assert (text.text, text.tokens) == ("a b", None)
-    assert (tokens.text, tokens.tokens) == (None, (1, 2, 3))
-
-
-def test_chunks_may_name_their_documents(tmp_path: Path) -> None:
-    """As text with text, as token ids with token ids."""
-    lines = [{"text": "b", "document": "a b c"}, {"tokens": [2], "document": [1, 2]}]
-    text, tokens = read_chunks(write(tmp_path / "c.jsonl", *lines))
-    assert (text.document, tokens.document) == ("a b c", (1, 2))
+def test_chunks_are_texts_or_tokens_and_may_name_documents_as_such(tmp_path: Path) -> None:
+    lines = [{"text": "a b"}, "", {"tokens": [1, 2, 3]}]
+    lines += [{"text": "b", "document": "a b c"}, {"tokens": [2], "document": [1, 2]}]
+    found = read_chunks(write(tmp_path / "c.jsonl", *lines))
+    assert [(chunk.text, chunk.tokens, chunk.document) for chunk in found] == [
+        ("a b", None, None),
+        (None, (1, 2, 3), None),
+        ("b", None, "a b c"),
+        (None, (2,), (1, 2)),
+    ]
+    pq.write_table(pa.table({"text": ["a b", "c"]}), tmp_path / "c.parquet")
+    assert [chunk.text for chunk in read_chunks(tmp_path / "c.parquet")] == ["a b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,6 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
     assert f"{file}:2: " in str(caught.value)
 
 
-def test_chunk_files_may_be_parquet(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["a b", "c"]}), tmp_path / "c.parquet")
-    assert [chunk.text for chunk in read_chunks(tmp_path / "c.parquet")] == ["a b", "c"]
-
-
 def test_no_file_and_no_chunks(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`chunks`"):
         read_chunks(tmp_path / "none.jsonl")
@@ -78,9 +73,8 @@ def test_a_second_run_finds_everything_stored(tmp_path: Path) -> None:
     text = "She lived in a small house by the river and read the news every morning. " * 3
     lines.append({"text": text, "document": f"Ada was a writer. {text}She wrote a lot."})
     file = write(tmp_path / "c.jsonl", *lines)
-    tiers = f"disk:{tmp_path / 'kv'}:64MiB"
-    arguments = ["--chunks", str(file), "--tiers", tiers, "--dtype", "float32"]
-    arguments += ["--algo", "mepic:context=document"]
+    arguments = ["--chunks", str(file), "--tiers", f"disk:{tmp_path / 'kv'}:64MiB"]
+    arguments += ["--dtype", "float32", "--algo", "mepic:context=document"]
     first, second = (warm(*arguments) for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     cells = [

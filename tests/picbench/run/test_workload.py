@@ -93,18 +93,15 @@ def test_requests_that_no_context_holds_are_refused_before_they_are_tokenized(
         load_workload(config)
 
 
-def test_documents_count_skipped_rows(make_job: MakeJob, rows: Path) -> None:
-    workload = about(make_job(), {})["workload"]
+def test_skipped_rows_are_counted_and_said_in_one_line_each_time(
+    make_job: MakeJob, rows: Path
+) -> None:
+    job = make_job()
+    workload = about(job, {})["workload"]
     assert (workload.samples, workload.skipped_rows) == (2, 2)
     assert workload.first_skipped.startswith(f"{rows}:2: ")
-
-
-def test_skipped_rows_are_said_in_one_line_each_time(make_job: MakeJob) -> None:
-    text = " ".join(printed(make_job()).split())
+    text = " ".join(printed(job).split())
     assert text.count("malformed rows left out: 2, the first: ") == 2
-
-
-def test_nothing_is_said_where_nothing_was_skipped(make_job: MakeJob, rows: Path) -> None:
     rows.write_text(json.dumps(ROW), encoding="utf-8")
     job = make_job(on_bad_row="stop")
     assert "malformed" not in printed(job)
