@@ -222,11 +222,8 @@ class ModelScores:
     @cached_property
     def scores(self) -> Scores:
         """All arms beside full recompute, where there are two rows."""
-        return {
-            dataset: {arm: ArmScore.of(part, arm) for arm in part.arms}
-            for dataset, part in self.parts.items()
-            if part.rows > 1
-        }
+        parts = {dataset: part for dataset, part in self.parts.items() if part.rows > 1}
+        return {dataset: arm_scores.score_arms(part) for dataset, part in parts.items()}
 
 
 def read_models(settings: AccuracySettings, folder: Path, scores: Path | None) -> list[ModelScores]:

@@ -75,15 +75,8 @@ ARMS_OF: Mapping[str, tuple[str, ...]] = {
 }
 
 #: Arms where the retriever left the lead passage out, on the testbed model.
-DROP_ARMS = (
-    FULL,
-    "naive",
-    MEPIC,
-    "naive:context=document",
-    "mepic:context=document",
-    "naive:anchored=on:context=document",
-    "mepic:anchored=on:context=document",
-)
+_WITH_DOCUMENTS = ("naive", "mepic", "naive:anchored=on", "mepic:anchored=on")
+DROP_ARMS = (FULL, "naive", MEPIC, *(f"{arm}:context=document" for arm in _WITH_DOCUMENTS))
 
 #: The data sets that have such passages.
 DROP_DATASETS = ("musique", "2wikimqa", "hotpotqa")
@@ -275,7 +268,7 @@ def ratio_of(first: Sequence[float], second: Sequence[float]) -> RowInterval | N
 
 @dataclass(frozen=True, slots=True)
 class ArmScore:
-    """An arm on a case: means over `rows`, two or more.
+    """An arm on a case: means over `rows`.
 
     `difference` is the score less that of full recompute on the same rows and the same model,
     `kept` the ratio of the two, None where `ratio_of` has none. `linked` and `computed` are tokens
@@ -290,12 +283,13 @@ class ArmScore:
     share: float
     computed: float
 
-    @classmethod
-    def of(cls, part: ScoredPart, arm: str) -> Self:
-        """An arm of a part."""
-        rows, full = part.arms[arm], part.arms[FULL].score
+
+def score_arms(part: ScoredPart) -> dict[str, ArmScore]:
+    """All arms of a part of two rows or more, by spec."""
+    full, found = part.arms[FULL].score, {}
+    for arm, rows in part.arms.items():
         linked = fmean(rows.linked)
-        return cls(
+        found[arm] = ArmScore(
             rows=part.rows,
             score=fmean(rows.score),
             difference=difference_of(rows.score, full),
@@ -304,6 +298,7 @@ class ArmScore:
             share=linked / fmean(part.chunk),
             computed=fmean(rows.computed),
         )
+    return found
 
 
 #: Scores by data set and arm.
@@ -422,7 +417,8 @@ def judge_order(arms: Sequence[str], parts: Parts) -> list[OrderStep]:
 def scored_page(settings: ScoredPage) -> Outcome:
     """Write ``algorithms.md``, ``.json`` and the figure from the parts in a folder.
 
-    Raises DataError for parts with nothing that arms can be compared with.
+    Raises DataError for a single row, and where full recompute scores nothing, or might have in
+    other rows.
     """
 
     def place(case: Case) -> tuple[int, bool, str, int]:
@@ -438,7 +434,14 @@ def scored_page(settings: ScoredPage) -> Outcome:
         rest = f", rows from {case.first} on" if case.first else ""
         name = f"{case.model}{drop}{rest}"
         measured.setdefault(name, []).append(part)
-        workloads.setdefault(name, {})[case.dataset] = score_arms(part)
+        scores = score_arms(part) if part.rows > 1 else {}
+        if not scores or not scores[FULL].kept:
+            raise DataError(
+                f"{case.name}: {part.rows} rows of which full recompute answers none or few: "
+                "nothing to compare with",
+                hint="measure more `rows`",
+            )
+        workloads.setdefault(name, {})[case.dataset] = scores
     orders = [(source, arms, judge_order(arms, parts)) for source, arms in ORDERS]
     caption = (
         f"{where_measured(parts.values())} Synthetic rows, greedy replies. All arms of a model in "
@@ -465,33 +468,16 @@ def scored_page(settings: ScoredPage) -> Outcome:
     document = {
         "schema": 1,
         "workloads": TypeAdapter(Mapping[str, Scores]).dump_python(workloads, mode="json"),
-        "orders": [
-            {
-                "claim": " >= ".join(arms),
-                "source": source,
-                "pairs": [asdict(s) | {"difference": s.difference._asdict()} for s in steps],
-            }
-            for source, arms, steps in orders
-        ],
+        "orders": [_order_document(*order) for order in orders],
     }
     shown = page("Every algorithm: accuracy against linked tokens", *texts)
     save(settings.output / "algorithms", document, shown)
     return Outcome(shown)
 
 
-def score_arms(part: ScoredPart) -> dict[str, ArmScore]:
-    """All arms of a part, by spec, each with what it keeps.
-
-    Raises DataError for a single row, and where full recompute scores nothing, or might have in
-    other rows.
-    """
-    if part.rows >= 2 and ArmScore.of(part, FULL).kept:
-        return {arm: ArmScore.of(part, arm) for arm in part.arms}
-    raise DataError(
-        f"{part.case.name}: {part.rows} rows of which full recompute answers none or few: nothing "
-        "to compare with",
-        hint="measure more `rows`",
-    )
+def _order_document(source: str, arms: Sequence[str], steps: Sequence[OrderStep]) -> dict[str, Any]:
+    pairs = [asdict(step) | {"difference": step.difference._asdict()} for step in steps]
+    return {"claim": " >= ".join(arms), "source": source, "pairs": pairs}
 
 
 def _draw(workloads: Mapping[str, Scores], caption: str, base: Path) -> None:

@@ -29,7 +29,6 @@ from picbench.papers.arm_scores import (
     planned_links,
     ratio_of,
     read_parts,
-    score_arms,
     scored_page,
 )
 from picbench.run.measurements import ScoredPage
@@ -147,40 +146,19 @@ def test_a_short_chunk_is_linked_as_a_whole_and_documents_make_no_difference() -
     assert planned_links(documents, parse("mepic:context=document")) == 32
 
 
-def test_rows_are_paired() -> None:
+def test_rows_are_paired_and_ratios_need_something_to_divide_by() -> None:
     hard = np.linspace(0.0, 1.0, 200)
     found = difference_of(hard * 0.9 + 0.1, hard * 0.9)
     assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.1))
     with pytest.raises(ValueError, match="one row"):
         difference_of([1.0], [0.5])
-
-
-def test_a_ratio_to_full_marks_is_the_mean() -> None:
     first = [0.5] * 100 + [1.0] * 100
     same = difference_of(first, [0.0] * 200)
     assert ratio_of(first, [1.0] * 200) == pytest.approx((0.75, same.low, same.high), abs=0.005)
-
-
-def test_a_ratio_of_equal_arms_is_one_and_needs_something_to_divide_by() -> None:
-    scores = [0.0, 1.0, 0.3, 0.7] * 5
-    assert ratio_of(scores, scores) == RowInterval(1.0, 1.0, 1.0)
-    assert difference_of(scores, scores) == RowInterval(0.0, 0.0, 0.0)
+    assert ratio_of(first, first) == RowInterval(1.0, 1.0, 1.0)
     # One of four rows has something to divide by: a resample may have none.
     assert ratio_of([0.5] * 4, [1.0, 0.0, 0.0, 0.0]) is None
     assert ratio_of([0.5] * 4, [0.0] * 4) is None
-
-
-def test_ratios_cover_what_they_claim_where_few_rows_lose_much() -> None:
-    """Percentiles of resamples cover 89 % here (400 trials), and 83 % of 20 rows."""
-    draw = np.random.default_rng(3)
-    covered = 0
-    for _ in range(300):
-        full = (draw.random(50) < 0.7) * draw.choice([0.5, 1.0], 50)
-        one = np.where(draw.random(50) < 0.2, full * draw.random(50), full)
-        found = ratio_of(list(one), list(full))
-        assert found is not None
-        covered += found.low <= 0.9 <= found.high
-    assert covered / 300 >= 0.92
 
 
 def written(folder: Path, parts: Sequence[ScoredPart]) -> list[str]:
@@ -191,14 +169,11 @@ def written(folder: Path, parts: Sequence[ScoredPart]) -> list[str]:
     return page.splitlines()
 
 
-def test_scores_are_beside_full_recomputes_on_the_same_rows() -> None:
-    scores = score_arms(part("musique", 0.98))
-    naive = scores["naive"]
-    assert (naive.score, naive.rows, naive.linked, naive.share) == (0.5, 100, 0, 0.0)
-    assert naive.difference[:2] == pytest.approx((-0.5, -0.6), abs=0.02)
-    assert f"{naive.kept:.3f}".startswith("0.500 [0.4")
-    assert scores["full"].share == pytest.approx(1.0)
-    assert f"{scores['full'].kept:.3f}" == "1.000 [1.000, 1.000]"
+def test_rows_that_nothing_can_be_compared_with_are_refused(tmp_path: Path) -> None:
+    wrong = part()
+    wrong.arms["full"].score = [0.0] * 100
+    with pytest.raises(DataError, match="testbed-musique: 100 rows of which"):
+        written(tmp_path, [wrong])
 
 
 def test_the_page_has_tables_orders_and_the_frontier(tmp_path: Path) -> None:
@@ -220,34 +195,26 @@ def test_the_page_has_tables_orders_and_the_frontier(tmp_path: Path) -> None:
     check_printed(tmp_path / "out" / "algorithms")
     noted = json.loads((tmp_path / "out" / "algorithms.json").read_text())
     naive = noted["workloads"]["testbed"]["musique"]["naive"]
-    assert naive["kept"][0] == pytest.approx(0.5)
-    assert naive["difference"][1] < -0.5 < naive["difference"][2]
+    assert (naive["score"], naive["rows"], naive["linked"], naive["share"]) == (0.5, 100, 0, 0.0)
+    assert naive["kept"] == pytest.approx([0.5, 0.4, 0.6], abs=0.03)
+    assert naive["difference"] == pytest.approx([-0.5, -0.6, -0.4], abs=0.03)
     [pairs] = [o["pairs"] for o in noted["orders"] if o["claim"] == "mepic >= epic:k=16"]
     assert [pair["verdict"] for pair in pairs] == ["fails", "fails"]
     assert pairs[0]["better"] == ["testbed", "mepic"]
     assert pairs[0]["difference"]["value"] == pytest.approx(-0.1)
 
 
-def test_an_arm_reaches_the_frontier_on_every_data_set_or_not_at_all(tmp_path: Path) -> None:
-    lines = written(tmp_path, [part("musique", 0.98), part("needle", 0.96)])
-    [row] = [line for line in lines if line.startswith(f"| `{BEST}` | no | 0.960 ")]
-    assert row.endswith("(needle) | 0 of 2 | needle | none |")
-
-
 def test_other_prompts_and_other_rows_are_workloads_of_their_own(tmp_path: Path) -> None:
     rest = replace(part("musique", 0.7), case=Case("testbed", "musique", first=100))
-    lines = written(tmp_path, [part("musique", 0.99), part("musique", 0.5, drop=True), rest])
+    others = [part("needle", 0.96), part("musique", 0.5, drop=True), rest]
+    lines = written(tmp_path, [part("musique", 0.99), *others])
+    # The frontier is reached on every data set or not at all.
+    [row] = [line for line in lines if line.startswith(f"| `{BEST}` | no | 0.960 ")]
+    assert row.endswith("(needle) | 0 of 2 | needle | none |")
     assert "## testbed, rows from 100 on" in lines
     at = lines.index("## testbed, lead passages left out")
     assert f"| `{BEST}` | 0.500 (32) |" in lines[at:]
-    assert f"| `{BEST}` | 0.990 (32) |" in lines[:at]
-
-
-def test_rows_that_nothing_can_be_compared_with_are_refused() -> None:
-    wrong = part("musique", 0.5)
-    wrong.arms["full"].score = [0.0] * 100
-    with pytest.raises(DataError, match="testbed-musique: 100 rows of which"):
-        score_arms(wrong)
+    assert f"| `{BEST}` | 0.990 (32) | 0.960 (32) |" in lines[:at]
 
 
 def rows_of(model: str = "testbed", **scores: Sequence[float]) -> ScoredPart:

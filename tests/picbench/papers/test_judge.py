@@ -25,22 +25,22 @@ from picbench.papers.settings import Bounds, Claim
 from picbench.statistics.intervals import Interval
 
 CONDITIONS = {"caption": "here", "model": "no weights", "hardware": "a machine", "commit": "abc"}
-SEEDS = (1, 2, 3)
 FACTS = {"gpu": "a GPU", "dtype": "float32", "commit": "0123456789"}
+SEEDS = (1, 2, 3)
 
 
-def claim(**judge: Any) -> Claim:
-    content = {"claim": "c", "source": "s", "published": "p", "judge": judge}
-    return TypeAdapter(Claim).validate_python(content)
+def claim(**content: Any) -> Claim:
+    printed = {"claim": "c", "source": "s", "published": "p"}
+    return TypeAdapter(Claim).validate_python(printed | content)
 
 
 def run_claim(**judge: Any) -> Claim:
     """About the time of the arm x, unless it is of another."""
-    return claim(**{"kind": "run", "experiment": "e", "metric": "time", "arm": "x"} | judge)
+    return claim(judge={"kind": "run", "experiment": "e", "metric": "time", "arm": "x"} | judge)
 
 
 def score_claim(*arms: str, **judge: Any) -> Claim:
-    return claim(kind="score", arms=list(arms), **judge)
+    return claim(judge={"kind": "score", "arms": list(arms)} | judge)
 
 
 def point(label: str, seed: int, tokens: float, **values: float) -> PointData:
@@ -48,21 +48,19 @@ def point(label: str, seed: int, tokens: float, **values: float) -> PointData:
     return PointData(label, seed, {"mean_tokens": tokens}, arms)
 
 
-def near(**places: float) -> Evidence:
-    """Three seeds of the arm x at each place, a hundredth apart."""
-    return evidence(*(point(on, s, 1, x=at + s / 100) for on, at in places.items() for s in SEEDS))
-
-
 def evidence(*points: PointData) -> Evidence:
     data = ExperimentData("mepic", "e", "cpu", "x", CONDITIONS, points)
     return Evidence({("cpu", "e"): data}, {})
 
 
-def scored(**arms: list[float]) -> Evidence:
-    rows = len(next(iter(arms.values())))
-    part = ScoredPart(Case("testbed", "musique"), rows, FACTS, {})
-    for arm, scores in arms.items():
-        part.arms[arm] = ArmRows(scores, [0] * rows, [0] * rows)
+def near(**places: float) -> Evidence:
+    """Three seeds of the arm x at each place, a hundredth apart."""
+    return evidence(*(point(on, s, 1, x=at + s / 100) for on, at in places.items() for s in SEEDS))
+
+
+def scored(dataset: str = "musique", **arms: list[float]) -> Evidence:
+    found = {arm: ArmRows(scores, [], []) for arm, scores in arms.items()}
+    part = ScoredPart(Case("testbed", dataset), 100, FACTS, found)
     return Evidence({}, {part.case: part}, "scores")
 
 
@@ -72,17 +70,14 @@ def judged(claim: Claim, found: Evidence) -> ClaimVerdict:
 
 
 def test_a_device_has_notes_of_its_own() -> None:
-    judge = {"kind": "run", "experiment": "e", "metric": "time", "arm": "a", "most": 2}
-    content = {"claim": "c", "source": "s", "published": "p", "judge": judge, "note": "Both."}
-    noted = Claim.model_validate(content | {"device_notes": {"cpu": "One."}})
-    points = tuple(point("1", seed, 1.0, a=1.0 + seed / 100) for seed in SEEDS)
-    cpu = ExperimentData("mepic", "e", "cpu", "x", CONDITIONS, points)
+    content = {"judge": run_claim(most=2).judge.model_dump(), "note": "Both."}
+    noted = claim(**content, device_notes={"cpu": "One."})
+    [cpu] = near(a=1.0).data.values()
     data = {("cpu", "e"): cpu, ("cuda", "e"): replace(cpu, device="cuda")}
     first, second = judge_all([noted], Evidence(data, {}))
-    assert first.why == "Holds at 1. Both. One."
-    assert second.why == "Holds at 1. Both."
+    assert (first.why, second.why) == ("Holds at a. Both. One.", "Holds at a. Both.")
     with pytest.raises(ValueError, match="tpu"):
-        Claim.model_validate(content | {"device_notes": {"tpu": "Two."}})
+        claim(**content, device_notes={"tpu": "Two."})
 
 
 @pytest.mark.parametrize(
@@ -94,45 +89,57 @@ def test_bounds(low: float, high: float, verdict: str) -> None:
     assert Bounds(least=1.0).judge(None) == "undecided"
 
 
+def test_a_claim_has_a_bound_and_no_unknown_field() -> None:
+    with pytest.raises(ValueError, match="Extra inputs"):
+        score_claim("a", "b", lest=1)
+    with pytest.raises(ValueError, match="least or most"):
+        score_claim("a", "b")
+
+
 def test_ratios_are_paired_by_seed() -> None:
     # Seeds differ tenfold, ratios by a hundredth: only pairs show that.
     times = [(1, 1.0, 2.0), (2, 10.0, 20.2), (3, 100.0, 199.0)]
-    found = evidence(*(point("a", seed, 1, slow=b, fast=a) for seed, a, b in times))
+    points = [point("a", seed, 1, slow=b, fast=a) for seed, a, b in times]
     ratio = {"arm": "slow", "over": "fast"}
-    verdict = judged(run_claim(**ratio, least=1.9), found)
+    verdict = judged(run_claim(**ratio, least=1.9), evidence(*points))
     assert (verdict.verdict, verdict.ours) == ("holds", "2 (a: slow over fast)")
     # Student's t for two degrees of freedom, by hand.
     logs = np.log([2.0, 2.02, 1.99])
     reach = 4.302653 * logs.std(ddof=1) / np.sqrt(3)
     ends = np.exp([logs.mean() - reach, logs.mean() + reach])
     assert verdict.interval == pytest.approx(ends, 1e-3)
-    assert judged(run_claim(**ratio, least=2.1), found).verdict == "fails"
-    assert judged(run_claim(**ratio, least=2.0), found).verdict == "undecided"
-    single = evidence(point("a", 1, 1, slow=2.0, fast=1.0))
-    assert judged(run_claim(**ratio, least=1.9), single).verdict == "undecided"
+    assert judged(run_claim(**ratio, least=2.1), evidence(*points)).verdict == "fails"
+    assert judged(run_claim(**ratio, least=2.0), evidence(*points)).verdict == "undecided"
+    assert judged(run_claim(**ratio, least=1.9), evidence(points[0])).verdict == "undecided"
 
 
 @pytest.mark.parametrize(
-    ("judge", "verdict", "ours"),
+    ("judge", "verdict", "ours", "why"),
     [
-        ({"least": 3}, "fails", "1.02 (b: x)"),
-        ({"least": 3, "at": ["a"]}, "holds", "4.02 (a: x)"),
-        ({"least": 3, "arm": ["none", "x"]}, "fails", "1.02 (b: x)"),
-        ({"least": 3, "arm": "none"}, "undecided", None),
-        ({"least": 0.5}, "holds", "1.02 (b: x)"),
-        ({"most": 20}, "holds", "9.02 (d: x)"),
+        ({"least": 3}, "fails", "1.02 (b: x)", "Holds at a, d; fails at b, c."),
+        ({"least": 3, "at": ["a"]}, "holds", "4.02 (a: x)", "Holds at a."),
+        ({"least": 3, "arm": ["none", "x"], "at": ["b"]}, "fails", "1.02 (b: x)", "Fails at b."),
+        (
+            {"least": 3, "arm": "none"},
+            "undecided",
+            None,
+            "Not measured: arms or points are missing",
+        ),
+        ({"least": 3, "over": "none"}, "undecided", None, "Not measured: arms or points are"),
+        ({"least": 3, "against": "none"}, "undecided", None, "Not measured: arms or points are"),
+        ({"least": 3, "experiment": "f"}, "undecided", None, "Not measured: the experiment f has"),
+        ({"least": 0.5}, "holds", "1.02 (b: x)", "Holds at a, b, c, d."),
+        ({"most": 20}, "holds", "9.02 (d: x)", "Holds at a, b, c, d."),
         # Between two bounds the nearer one counts.
-        ({"at": ["a", "c"], "least": 0, "most": 5}, "holds", "4.02 (a: x)"),
+        ({"at": ["a", "c"], "least": 0, "most": 5}, "holds", "4.02 (a: x)", "Holds at a, c."),
     ],
 )
 def test_a_claim_is_as_good_as_its_worst_place(
-    judge: dict[str, Any], verdict: str, ours: str | None
+    judge: dict[str, Any], verdict: str, ours: str | None, why: str
 ) -> None:
     found = judged(run_claim(**judge), near(a=4.0, b=1.0, c=2.0, d=9.0))
     assert (found.verdict, found.ours) == (verdict, ours)
-    if judge == {"least": 3}:
-        assert found.why == "Holds at a, d; fails at b, c."
-        assert [cell.on for cell in found.cells] == ["a", "b", "c", "d"]
+    assert found.why.startswith(why)
 
 
 def test_places_that_were_not_measured_are_named() -> None:
@@ -147,19 +154,11 @@ def test_places_that_were_not_measured_are_named() -> None:
 
 
 def test_a_place_that_others_are_compared_with_is_none_itself() -> None:
-    found = evidence(
-        *(point(on, seed, 100, x=at) for on, at in (("a", 1.0), ("b", 2.0)) for seed in (1, 2)),
-        point("b", 3, 100, x=2.0),
-    )
-    growth = judged(run_claim(against=["none", "a"], least=1), found)
+    points = [point(on, s, 100, x=at) for on, at in (("a", 1.0), ("b", 2.0)) for s in (1, 2)]
     # The third seed has nothing to be compared with.
+    found = evidence(*points, point("b", 3, 100, x=2.0))
+    growth = judged(run_claim(against=["none", "a"], least=1), found)
     assert [(cell.on, cell.value, cell.samples) for cell in growth.cells] == [("b", 2.0, 2)]
-    nothing = judged(run_claim(over="none", least=1), found)
-    assert (nothing.verdict, nothing.ours) == ("undecided", None)
-    unknown = judged(run_claim(against="none", least=1), found)
-    assert unknown.why == "Not measured: arms or points are missing in the data."
-    nowhere = judged(run_claim(experiment="f", least=1), found)
-    assert nowhere.why == "Not measured: the experiment f has not been run."
 
 
 def test_a_single_run_has_no_interval() -> None:
@@ -169,36 +168,24 @@ def test_a_single_run_has_no_interval() -> None:
     assert verdict.why == "Undecided at a (a single run has no interval)."
 
 
-def test_a_claim_has_a_bound_and_no_unknown_field() -> None:
-    with pytest.raises(ValueError, match="Extra inputs"):
-        score_claim("a", "b", lest=1)
-    with pytest.raises(ValueError, match="least or most"):
-        score_claim("a", "b")
-
-
-def test_peaks_that_the_pool_cuts_off_decide_nothing() -> None:
-    def full(share: float) -> Evidence:
-        held = {"a": (100.0, 99.0), "b": (100.0, share)}
-        arms = {
-            arm: PointArm({"peak_blocks": blocks, "peak_pct": pct})
-            for arm, (blocks, pct) in held.items()
-        }
-        return evidence(*(PointData("x", seed, {}, arms) for seed in SEEDS))
-
-    run = {"metric": "peak_blocks", "arm": "a", "over": "b"}
-    assert judged(run_claim(**run, least=2), full(99.0)).verdict == "undecided"
-    assert judged(run_claim(**run, least=2), full(50.0)).verdict == "fails"
-    # Not all of the pool, no other metric, and nothing where the share is not known.
-    assert judged(run_claim(**run, least=2), full(94.9)).verdict == "fails"
-    assert (
-        judged(run_claim(**run | {"metric": "peak_pct"}, least=2), full(99.0)).verdict
-        == "undecided"
-    )
-    times = evidence(*(point("x", seed, 1, a=1.0, b=1.0) for seed in SEEDS))
-    assert judged(run_claim(**run | {"metric": "time"}, least=2), times).verdict == "fails"
-    peaks = {arm: PointArm({"peak_blocks": 100.0}) for arm in "ab"}
-    unknown = evidence(*(PointData("x", seed, {}, peaks) for seed in SEEDS))
-    assert judged(run_claim(**run, least=2), unknown).verdict == "fails"
+@pytest.mark.parametrize(
+    ("metric", "share", "verdict"),
+    [
+        ("peak_blocks", 99.0, "undecided"),
+        ("peak_pct", 99.0, "undecided"),
+        # Not all of the pool, no other metric, and nothing where the share is not known.
+        ("peak_blocks", 94.9, "fails"),
+        ("time", 99.0, "fails"),
+        ("peak_blocks", None, "fails"),
+    ],
+)
+def test_peaks_that_the_pool_cuts_off_decide_nothing(
+    metric: str, share: float | None, verdict: str
+) -> None:
+    held = {"peak_blocks": 100.0, "time": 1.0}
+    arms = {"a": PointArm(held | {"peak_pct": 99.0}), "b": PointArm(held | {"peak_pct": share})}
+    found = evidence(*(PointData("x", seed, {}, arms) for seed in SEEDS))
+    assert judged(run_claim(metric=metric, arm="a", over="b", least=2), found).verdict == verdict
 
 
 def test_growth_and_exponents() -> None:
@@ -215,43 +202,40 @@ def test_growth_and_exponents() -> None:
     assert growth(over="y", least=7.9, most=8.1).ours == "8 (long: x over y)"
 
 
-def test_scores_are_paired_by_row() -> None:
-    rng = np.random.default_rng(1)
-    hard = (rng.random(100) < 0.5).astype(float)
+@pytest.mark.parametrize(
+    ("arm", "judge", "verdict"),
+    [
+        ("naive", {"least": -0.1}, "holds"),
+        ("naive", {"least": 0.01}, "fails"),
+        ("naive", {"least": 0.5, "ratio": True}, "holds"),
+        ("same", {"least": 0}, "holds"),
+        # No row of 100 differs; 95 % of such samples would show it if 2.95 % of rows did.
+        ("same", {"least": -0.0294}, "undecided"),
+        ("same", {"least": -0.0296}, "holds"),
+        ("epic:k=2", {"least": 0}, "undecided"),
+    ],
+)
+def test_scores_are_paired_by_row(arm: str, judge: dict[str, Any], verdict: str) -> None:
+    hard = (np.random.default_rng(1).random(100) < 0.5).astype(float)
     worse = np.where(np.arange(100) < 4, 0.0, hard)
     found = scored(full=list(hard), naive=list(worse), same=list(hard))
-    assert judged(score_claim("naive", "full", least=-0.1), found).verdict == "holds"
-    assert judged(score_claim("naive", "full", least=0.01), found).verdict == "fails"
-    assert judged(score_claim("naive", "full", ratio=True, least=0.5), found).verdict == "holds"
-    # None of 100 rows differs: 3 % of others may.
-    assert judged(score_claim("same", "full", least=-0.02), found).verdict == "undecided"
-    assert judged(score_claim("same", "full", least=-0.05), found).verdict == "holds"
-    assert judged(score_claim("same", "full", least=0), found).verdict == "holds"
-    # 95 % of samples of 100 would show it if 2.95 % differed.
-    assert judged(score_claim("same", "full", least=-0.0294), found).verdict == "undecided"
-    assert judged(score_claim("same", "full", least=-0.0296), found).verdict == "holds"
-    missing = judged(score_claim("epic:k=2", "full", least=0), found)
-    assert (missing.verdict, missing.ours) == ("undecided", None)
+    assert judged(score_claim(arm, "full", **judge), found).verdict == verdict
 
 
 def test_the_place_that_is_shown_is_one_where_rows_differ() -> None:
     """A difference of 0 is nearer to the bound, and says nothing."""
     right = [1.0, 0.0] * 50
     other = [0.0, 0.0, 0.0, *right[3:92], *[1.0] * 8]
-    verdict = judged(
-        score_claim("other", "right", "same", least=-0.02),
-        scored(other=other, right=right, same=list(right)),
-    )
+    claimed = score_claim("other", "right", "same", least=-0.02)
+    verdict = judged(claimed, scored(other=other, right=right, same=list(right)))
     assert [cell.verdict for cell in verdict.cells] == ["undecided", "undecided"]
     assert verdict.ours == "0.02 (musique: other less right)"
 
 
 def test_a_few_rows_decide_nothing_and_two_are_the_fewest_that_are_told_of() -> None:
-    less = score_claim("naive", "full", least=-0.1)
-    scores = {"full": [1.0] * 20, "naive": [0.5, 0.4] * 10}
-
     def of(rows: int) -> ClaimVerdict:
-        return judged(less, scored(**{arm: found[:rows] for arm, found in scores.items()}))
+        found = scored(full=[1.0] * rows, naive=([0.5, 0.4] * 10)[:rows])
+        return judged(score_claim("naive", "full", least=-0.1), found)
 
     assert of(20).verdict == "fails"
     assert of(19).verdict == "undecided"
@@ -261,13 +245,9 @@ def test_a_few_rows_decide_nothing_and_two_are_the_fewest_that_are_told_of() -> 
 
 
 def test_rows_are_counted_over_all_sets() -> None:
-    parts = {}
-    for dataset, rows in (("musique", 40), ("samsum", 25)):
-        part = ScoredPart(Case("testbed", dataset), rows, FACTS, {})
-        for arm, score in (("full", 1.0), ("naive", 0.5)):
-            part.arms[arm] = ArmRows([score] * rows, [0] * rows, [0] * rows)
-        parts[part.case] = part
-    found = Evidence({}, parts, "scores")
+    sets = {"musique": 40, "samsum": 25}
+    every = [scored(on, full=[1.0] * rows, naive=[0.5] * rows) for on, rows in sets.items()]
+    found = Evidence({}, {**every[0].parts, **every[1].parts}, "scores")
     verdict = judged(score_claim("naive", "full", least=0), found)
     where = "scores: a GPU, float32, commit 0123456"
     assert verdict.run == f"{where}; testbed weights, 25 to 40 rows a set"
@@ -292,8 +272,8 @@ def test_intervals_of_many_places_are_wider() -> None:
 
 
 def test_the_table_in_a_document_is_replaced(tmp_path: Path) -> None:
-    claims = [run_claim(least=3), run_claim(least=9), claim(kind="none", why="no")]
-    claims[0] = claims[0].model_copy(update={"claim": "a | b"})
+    claims = [run_claim(least=9), claim(judge={"kind": "none", "why": "no"})]
+    claims.append(run_claim(least=3).model_copy(update={"claim": "a | b"}))
     write_verdicts(judge_all(claims, near(a=5.0)), tmp_path)
     assert len(json.loads((tmp_path / "verdicts.json").read_text())) == 3
     document = tmp_path / "page.md"
