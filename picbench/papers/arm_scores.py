@@ -434,15 +434,15 @@ def scored_page(settings: ScoredPage) -> Outcome:
         rest = f", rows from {case.first} on" if case.first else ""
         name = f"{case.model}{drop}{rest}"
         measured.setdefault(name, []).append(part)
-        scores = score_arms(part) if part.rows > 1 else {}
-        if not scores or not scores[FULL].kept:
+        arms = score_arms(part) if part.rows > 1 else {}
+        if not arms or not arms[FULL].kept:
             raise DataError(
                 f"{case.name}: {part.rows} rows of which full recompute answers none or few: "
                 "nothing to compare with",
                 hint="measure more `rows`",
             )
-        workloads.setdefault(name, {})[case.dataset] = scores
-    orders = [(source, arms, judge_order(arms, parts)) for source, arms in ORDERS]
+        workloads.setdefault(name, {})[case.dataset] = arms
+    orders = [(source, order, judge_order(order, parts)) for source, order in ORDERS]
     caption = (
         f"{where_measured(parts.values())} Synthetic rows, greedy replies. All arms of a model in "
         "one engine, their requests in batches of random order. Scores: word F1; rouge-l of samsum "
@@ -464,11 +464,11 @@ def scored_page(settings: ScoredPage) -> Outcome:
     }
     for name, scores in workloads.items():
         texts += [f"## {name}", *score_section(measured[name], scores, columns)]
-    texts += _orders_section([order for order in orders if order[2]])
+    texts += _orders_section([judged for judged in orders if judged[2]])
     document = {
         "schema": 1,
         "workloads": TypeAdapter(Mapping[str, Scores]).dump_python(workloads, mode="json"),
-        "orders": [_order_document(*order) for order in orders],
+        "orders": [_order_document(*judged) for judged in orders],
     }
     shown = page("Every algorithm: accuracy against linked tokens", *texts)
     save(settings.output / "algorithms", document, shown)

@@ -417,6 +417,14 @@ def _draw_scores(
                 printed.setdefault(name, []).append(Spot(kept.x, (low + high) / 2, low, high))
     if not families:
         return False
+    titles = {name: name for name in families}
+    for name in families.keys() & set(_FAMILIES):
+        spots = sorted(families[name], key=lambda spot: _number(spot.name))
+        option, first = spots[0].name.split("=")
+        if len(spots) > 1:
+            titles[name] = f"{name}, {option} = {first} to {spots[-1].name.partition('=')[2]}"
+        # The last spot shows which way a family goes; more names would cover its points.
+        families[name] = [*(replace(spot, name="") for spot in spots[:-1]), spots[-1]]
     about = data.conditions
     note = (
         f"{drawing.dataset}-like. {_score_note(evidence, [drawing.dataset])} Time: {drawing.at} "
@@ -426,13 +434,10 @@ def _draw_scores(
     note += f" Hollow: {drawing.printed}; {published.label}." if printed else ""
     panels.draw_scatter(
         Panel("time to the first token, ms", drawing.label, note, log_x=True),
-        {
-            name: sorted(spots, key=lambda spot: _number(spot.name))
-            for name, spots in families.items()
-        },
-        [name for name in _FAMILIES if name in families],
+        {titles[name]: spots for name, spots in families.items()},
+        [titles[name] for name in _FAMILIES if name in titles],
         base,
-        printed,
+        {titles[name]: spots for name, spots in printed.items()},
     )
     return True
 
