@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from harness_fakes import DeafEngine, FakeEngine, Harness, make_sample, run_fakes
+from harness_fakes import FakeEngine, Harness, make_sample, run_fakes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -170,11 +170,6 @@ def test_a_chunk_that_cannot_be_preloaded_is_named(tmp_path: Path) -> None:
     harness = Harness(SAMPLES, preload=[make_sample(0), make_sample(1, first=666)])
     with pytest.raises(InvalidRun, match="arm full: s1 could not be preloaded: a chunk is too lo"):
         run_fakes(harness, tmp_path / "run", "full", "mepic")
-
-
-def test_other_tokens_are_noticed_in_an_open_loop(tmp_path: Path) -> None:
-    harness = Harness(SAMPLES, arrivals=TIMES, engines={"mepic": DeafEngine("mepic")})
-    assert run(harness, tmp_path / "run").exit_code == 3
 
 
 #: Chunks of 32, 64 or 96 tokens: whole blocks of any engine.
