@@ -12,9 +12,6 @@ from picbench.cli.guard import GuardedCommand, with_flags
 from picbench.cli.options import AS_JSON, DEVICE, DTYPE, FILE, style_of
 
 if TYPE_CHECKING:
-    from picbench.profile.advice import ProfileReport
-    from picbench.profile.grid import MeasuredGrid
-    from picbench.profile.profile import TraceProfile
     from picbench.profile.traces import Encode
     from picbench.run.session import Services
 
@@ -277,45 +274,25 @@ def profile(
     from functools import partial
 
     from picbench.engines.algorithms import Registry
-    from picbench.profile.advice import FORMATS
-    from picbench.profile.grid import choose_calibration, choose_grid
-    from picbench.profile.profile import profile_trace
+    from picbench.profile.predictor import choose_predictor
+    from picbench.profile.profile import ProfileReport, profile_trace
     from picbench.profile.traces import read_trace_file
     from picbench.run.arm import parse_arms
 
     registry = Registry()
     arms = [registry.parse(arm.algorithm) for arm in parse_arms([algo], same_engine=False)]
-    measured = choose_grid(given.pop("grid"))
-    calibration = choose_calibration(given.pop("calibration"), measured)
-    found = profile_trace(
-        trace,
-        read_trace_file(Path(trace), partial(_encoder, model)),
-        arms,
-        facts=measured.facts if measured else None,
-        **given,
-    )
-    report = _report(found, measured, calibration)
-    click.echo(FORMATS[style](report).rstrip("\n"))
+    predictor = choose_predictor(given.pop("grid"), given.pop("calibration"))
+    opened = read_trace_file(Path(trace), partial(_encoder, model))
+    found = profile_trace(trace, opened, arms, predictor, **given)
+    report = ProfileReport(found, predictor)
+    click.echo({"text": report.text, "json": report.json, "markdown": report.markdown}[style]())
     if figure:
         from picbench.figures.frontier import draw_profile
 
-        saved = {arm.algorithm.spec: arm.counted.saved for arm in found.arms}
+        saved = {arm.spec: arm.counted.saved for arm in found.arms}
         base = figure.with_suffix("") if figure.suffix in (".png", ".svg") else figure
         draw_profile(saved, f"{found.name}: a simulation, {report.advice.line}", base)
     return 0
-
-
-def _report(
-    found: "TraceProfile", measured: "MeasuredGrid | None", calibration: "MeasuredGrid | None"
-) -> "ProfileReport":
-    from picbench.profile.advice import ProfileReport, advise
-    from picbench.profile.predictor import GridPredictor
-
-    predictor = GridPredictor(measured, calibration=calibration) if measured else None
-    if predictor is None:
-        return ProfileReport(found, None, {}, None, advise(found, {}))
-    predicted = {arm.algorithm.spec: predictor.predict(found, arm) for arm in found.arms}
-    return ProfileReport(found, predictor, predicted, predictor.errors(), advise(found, predicted))
 
 
 def _encoder(model: str) -> "Encode":

@@ -20,18 +20,18 @@ from picbench.errors import IncomparableRuns
 from picbench.experiments import grid
 from picbench.figures.frontier import RatioPanel, draw_ratios
 from picbench.files import locked, write_whole
-from picbench.profile.grid import (
+from picbench.profile.predictor import (
     ALONE,
     BURST,
     ArmCell,
     GridFacts,
     GridPoint,
+    GridPredictor,
     MeasuredCell,
     MeasuredGrid,
     read_grid,
     write_grid,
 )
-from picbench.profile.predictor import GridPredictor
 from picbench.run import runner
 from picbench.run.measurements import BreakEven, Outcome
 from picbench.tables.page import page, paragraphs
@@ -47,18 +47,34 @@ _COMMIT = re.compile(r"\b([0-9a-f]{7})[0-9a-f]{33}\b")
 _TRAFFIC = ("chunks", "tokens a chunk", "prompt", "corpus", "reply", "load", "cache")
 
 
-def measure(
-    settings: BreakEven, launcher: runner.Launcher | None = None, say: runner.Say = runner.say
-) -> Outcome:
+def measure(settings: BreakEven, launcher: runner.Launcher | None = None) -> Outcome:
     """Measure what is left of the device's grid, as long as there is time, and write its page."""
     planned = grid.read_grids()[settings.device]
-    path = settings.output / "grid.json"
-    plan = grid_plan(settings, planned)
-    record = GridRecord(path, plan, partial(grid.grid_facts, settings, planned, plan.serving))
+    serving, path = grid.GridEngines(settings.device), settings.output / "grid.json"
+    cells = [
+        ServedTraffic(
+            f"{traffic.point}, seed {traffic.seed}",
+            seconds=planned.seconds(traffic.point),
+            rank=planned.stage(traffic).rank,
+            traffic=traffic,
+            settings=planned,
+            serving=serving,
+        )
+        for traffic in grid.plan_grid(planned)
+    ]
+    plan = GridPlan(
+        name="grid",
+        facts={},
+        engines=serving.configs(settings, planned),
+        cells=cells,
+        rounds=1,
+        part=settings.part,
+    )
+    record = GridRecord(path, cells, partial(serving.facts, settings, planned))
     if settings.dry_run:
         return Outcome(str(plan.progress(record)))
     if not settings.page:
-        runner.run(plan, record, say, runner.TimeBudget(settings.seconds), launcher)
+        runner.run(plan, record, runner.say, runner.TimeBudget(settings.seconds), launcher)
     measured = read_grid(path)
     write_page(measured, settings.output, interpolation(measured, planned))
     return Outcome(code=0 if settings.page or plan.done(record) else runner.UNFINISHED)
@@ -74,23 +90,18 @@ class ServedTraffic(runner.Cell):
 
     def serve(self, engines: runner.Engines, number: int) -> Mapping[str, Mapping[str, ArmCell]]:
         """Serve the traffic under each arm, in a random order: a cell for either cache."""
-        batches, settings = grid.draw_traffic(self.traffic, self.settings), self.settings
-        running = 1 if self.traffic.point.load == ALONE else settings.running
-        arms = settings.arms_at(self.traffic.point)
+        batches, running = grid.draw_traffic(self.traffic, self.settings), self.settings.running
+        at_once = 1 if self.traffic.point.load == ALONE else running
+        arms = self.settings.arms_at(self.traffic.point)
         found: dict[str, Mapping[str, ArmCell]] = {}
         for arm in Random(f"{self.traffic}").sample(arms, len(arms)):
-            stock = arm in self.serving.stock
-            work = grid.CellWork(arm, batches, running, stock, settings.running)
-            cold, warm = self.serving.serve(engines, work)
+            cold, warm = self.serving.serve(engines, arm, batches, at_once, running)
             found[arm] = {"cold": cold, "warm": warm}
         return {arm: found[arm] for arm in arms}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GridPlan(runner.ExperimentPlan):
     """Cells in stages; after each, those are measured again that something else disturbed."""
-
-    serving: grid.GridEngines
 
     def left(self, record: runner.CellRecord) -> Iterator[tuple[int, runner.Cell]]:
         """See `ExperimentPlan`."""
@@ -102,39 +113,17 @@ class GridPlan(runner.ExperimentPlan):
             yield from ((1, cell) for cell in own if cell.name in disturbed)
 
 
-def grid_plan(settings: BreakEven, planned: grid.GridSettings) -> GridPlan:
-    """The plan of the device's grid."""
-    serving, order = grid.GridEngines(settings.device), list(grid.GridStage)
-    cells = [
-        ServedTraffic(
-            f"{traffic.point}, seed {traffic.seed}",
-            seconds=planned.seconds(traffic.point),
-            rank=order.index(planned.stage(traffic)),
-            traffic=traffic,
-            settings=planned,
-            serving=serving,
-        )
-        for traffic in grid.plan_grid(planned)
-    ]
-    return GridPlan(
-        name="grid",
-        facts={},
-        engines=serving.configs(settings, planned),
-        cells=cells,
-        rounds=1,
-        part=settings.part,
-        serving=serving,
-    )
-
-
 class GridRecord(grid.FactsRecord):
     """The grid of a file."""
 
     def __init__(
-        self, path: Path, plan: GridPlan, facts: Callable[[runner.Described], GridFacts]
+        self,
+        path: Path,
+        cells: Sequence[ServedTraffic],
+        facts: Callable[[runner.Described], GridFacts],
     ) -> None:
         super().__init__(path, facts)
-        self._traffic = {c.name: c.traffic for c in plan.cells if isinstance(c, ServedTraffic)}
+        self._traffic = {cell.name: cell.traffic for cell in cells}
         if path.exists():
             self._count(read_grid(path))
 
@@ -151,24 +140,24 @@ class GridRecord(grid.FactsRecord):
         seconds: float,
     ) -> None:
         """Add the cells of a traffic to the file."""
-        traffic, cells = self._traffic[cell.name], []
-        for point in traffic.points:
+        cells = []
+        for point, seed in self._traffic[cell.name].keys:
             arms = {arm: found[point.cache] for arm, found in figures.items()}
-            cells.append(MeasuredCell(point, traffic.seed, arms, seconds / len(traffic.points)))
+            cells.append(MeasuredCell(point, seed, arms, seconds / 2))
         self._count(add_cells(self.path, self._facts, cells))
 
     def disturbed(self) -> set[str]:
         """The cells that something else disturbed when they were measured."""
-        found = {(cell.point, cell.seed) for cell in self._cells if cell.disturbed}
-        return {name for name, traffic in self._traffic.items() if traffic.keys & found}
+        found = {cell.key for cell in self._cells if cell.disturbed}
+        return {name for name, traffic in self._traffic.items() if found & {*traffic.keys}}
 
     def _count(self, measured: MeasuredGrid) -> None:
         self._cells = measured.cells
-        took = {(cell.point, cell.seed): cell.seconds for cell in measured.cells}
+        took = {cell.key: cell.seconds for cell in measured.cells}
         self.seconds = {
             name: [sum(took.get(key, 0.0) for key in traffic.keys)]
             for name, traffic in self._traffic.items()
-            if (traffic.point, traffic.seed) in took
+            if traffic.keys[0] in took
         }
 
 
@@ -182,24 +171,21 @@ def add_cells(path: Path, facts: GridFacts, cells: Sequence[MeasuredCell]) -> Me
         known = read_grid(path) if path.exists() else None
         if known is None or not known.cells:
             known = MeasuredGrid(facts, [])
-        if not known.facts.same_graphs(facts):
+        if known.facts.graph_warning(facts, "here"):
             raise IncomparableRuns(
                 f"{path}: was measured with {known.facts.graphs()}, here are {facts.graphs()}",
                 hint="name another `output`",
             )
         # They are measured on several days.
         grid.refuse_other_engines(path, known.facts, facts, ("commit", "graph_tokens"))
-        kept = {(cell.point, cell.seed): cell for cell in known.cells}
-        joined = known.facts
+        kept, commits = {cell.key: cell for cell in known.cells}, known.facts.versions["commit"]
         for cell in cells:
-            key = cell.point, cell.seed
-            if key in kept and cell.quiet <= kept[key].quiet:
-                continue
-            kept[key] = cell
-            commits = [*joined.versions["commit"].split(", "), facts.versions["commit"]]
-            commit = ", ".join(dict.fromkeys(commits))
-            joined = replace(joined, versions={**joined.versions, "commit": commit})
-        found = MeasuredGrid(joined, list(kept.values()))
+            if cell.key not in kept or cell.quiet > kept[cell.key].quiet:
+                kept[cell.key] = cell
+                both = [*commits.split(", "), facts.versions["commit"]]
+                commits = ", ".join(dict.fromkeys(both))
+        versions = {**known.facts.versions, "commit": commits}
+        found = MeasuredGrid(replace(known.facts, versions=versions), list(kept.values()))
         write_grid(path, found)
     return found
 
@@ -284,8 +270,7 @@ def _crossings(ratios: Sequence[SeedRatios]) -> _Crossings:
 def write_page(measured: MeasuredGrid, output: Path, notes: Sequence[str] = ()) -> str:
     """Write ``README.md`` and a figure for each quantity; the page. `notes` end it."""
     ratios = find_ratios(measured)
-    figures = "\n".join(_draw(measured, ratios, output))
-    text = render_page(measured, ratios, figures, notes)
+    text = render_page(measured, ratios, "\n".join(_draw(measured, ratios, output)), notes)
     write_whole(output / "README.md", text.encode())
     return text
 
@@ -366,21 +351,16 @@ def _caveats(measured: MeasuredGrid) -> str:
     if any(rival not in cell.arms for rival in RIVALS for cell in measured.cells):
         text = " Where no chunk recurs `reorder` sends what `prefix` does, and has its figures."
     alone = [cell for cell in measured.cells if cell.point.load == ALONE]
-    quiet = [arm.quiet for cell in alone for arm in cell.arms.values()]
-    known = [share for share in quiet if share is not None]
+    known = [a.quiet for cell in alone for a in cell.arms.values() if a.quiet is not None]
     if known:
-        unknown = len(quiet) - len(known)
-        older = f"; of {unknown} figures it is not known" * (unknown > 0)
-        text += f" {fmean(known):.0%} of the requests alone began on a core that nothing else used"
-        text += f"{older}."
+        text += f" {fmean(known):.0%} of the requests alone began on a core that nothing else used."
     return text
 
 
 def _traffic(point: GridPoint) -> tuple[str, ...]:
     """A point in the columns `_TRAFFIC`."""
-    prompt = point.chunks * point.chunk_tokens
-    sizes = f"{point.chunks}", f"{point.chunk_tokens}", f"{prompt:,}", f"{point.corpus:,}"
-    return *sizes, f"{point.output}", _load(point), point.cache
+    sizes = point.chunks, point.chunk_tokens, point.prompt, point.corpus, point.output
+    return *(f"{size:,}" for size in sizes), _load(point), point.cache
 
 
 def _load(point: GridPoint) -> str:
@@ -424,12 +404,11 @@ def _crossing_table(ratios: Sequence[SeedRatios]) -> str:
 
 def interpolation(measured: MeasuredGrid, settings: grid.GridSettings) -> tuple[str, ...]:
     """How well a grid predicts itself, and grids that end after a stage predict themselves."""
-    errors = GridPredictor(measured).errors()
+    ttft, requests_s = GridPredictor(measured).errors().texts()
     return (
         "## How well it interpolates",
         "Error of what `picbench profile` predicts for each traffic from all others: TTFT of "
-        f"requests alone: {errors.ttft or 'too few points'}; requests a second in bursts: "
-        f"{errors.requests_s or 'too few points'}.",
+        f"requests alone: {ttft}; requests a second in bursts: {requests_s}.",
         "The same of grids that end after a stage, and their crossings beside the whole one's:",
         stage_errors(measured, settings),
     )
@@ -437,22 +416,19 @@ def interpolation(measured: MeasuredGrid, settings: grid.GridSettings) -> tuple[
 
 def stage_errors(measured: MeasuredGrid, settings: grid.GridSettings) -> str:
     """A table with a row for each stage that has cells; its seconds are without engines' start."""
-    order = list(grid.GridStage)
-    planned = [order.index(settings.stage(t)) for t in grid.plan_grid(settings) for _ in t.points]
+    planned = [settings.stage(traffic).rank for traffic in grid.plan_grid(settings)]
     traffic = [grid.GridTraffic(replace(c.point, cache="cold"), c.seed) for c in measured.cells]
-    places = [order.index(settings.stage(each)) for each in traffic]
+    places = [settings.stage(each).rank for each in traffic]
     whole, rows = _crossings(find_ratios(measured)), []
     for place in sorted(set(places)):
         cells = [cell for cell, own in zip(measured.cells, places, strict=True) if own <= place]
         part = MeasuredGrid(measured.facts, cells)
-        errors = GridPredictor(part).errors()
         rows.append(
             (
-                f"{order[place]}",
-                f"{len(cells)} of {sum(own <= place for own in planned)}",
+                f"{list(grid.GridStage)[place]}",
+                f"{len(cells)} of {2 * sum(own <= place for own in planned)}",
                 f"{sum(cell.seconds for cell in cells):,.0f}",
-                f"{errors.ttft or 'too few points'}",
-                f"{errors.requests_s or 'too few points'}",
+                *GridPredictor(part).errors().texts(),
                 _apart(_crossings(find_ratios(part)), whole),
             )
         )

@@ -25,7 +25,7 @@ from picbench.engines.engine import Engine
 from picbench.engines.ledger import summarise
 from picbench.engines.request import Request, Result
 from picbench.errors import EngineError, IncomparableRuns, PicBenchError
-from picbench.profile.grid import ALONE, BURST, ArmCell, GridFacts, GridPoint
+from picbench.profile.predictor import ALONE, BURST, ArmCell, GridFacts, GridPoint
 from picbench.run import runner
 from picbench.run.measurements import BreakEven, ProfileCheck
 from picbench.run.schedule import reorder, to_request
@@ -53,9 +53,6 @@ _TEXT = 48
 #: seen. On an H200's host small steps take no longer up to there; from 1.6 on 1.2 times as long.
 _QUIET = 1.35
 
-#: A loop, and how many of them the shortest is of: an interrupt makes one of them longer.
-_LOOP, _LOOPS = range(5_000), 3
-
 
 class GridStage(StrEnum):
     """What is measured after what: a grid is of use after each of them."""
@@ -64,6 +61,11 @@ class GridStage(StrEnum):
     SMALL = "small prompts alone, with other seeds"
     BESIDE = "other corpora and rates"
     AGAIN = "all else, with other seeds"
+
+    @property
+    def rank(self) -> int:
+        """Its place in the order."""
+        return list(GridStage).index(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,9 @@ class GridTraffic:
     seed: int
 
     @property
-    def points(self) -> tuple[GridPoint, GridPoint]:
-        """The points that it gives: the cold one, the warm one."""
-        return self.point, replace(self.point, cache="warm")
-
-    @property
-    def keys(self) -> set[tuple[GridPoint, int]]:
-        """What its cells are told apart by."""
-        return {(point, self.seed) for point in self.points}
+    def keys(self) -> list[tuple[GridPoint, int]]:
+        """Those of its cells: the cold one, the warm one."""
+        return [(point, self.seed) for point in (self.point, replace(self.point, cache="warm"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +112,9 @@ class GridSettings:
 
     def requests(self, point: GridPoint) -> int:
         """How many requests are served at a point with a cold cache, and again with a warm one."""
-        prompt = point.chunks * point.chunk_tokens
         if point.load == ALONE:
-            return min(self.most_alone, max(self.alone_tokens // prompt, self.alone))
-        return min(self.burst, max(self.burst_tokens // prompt, self.running // 2))
+            return min(self.most_alone, max(self.alone_tokens // point.prompt, self.alone))
+        return min(self.burst, max(self.burst_tokens // point.prompt, self.running // 2))
 
     def arms_at(self, point: GridPoint) -> tuple[str, ...]:
         """The arms that are served at a point.
@@ -127,31 +123,27 @@ class GridSettings:
         does.
         """
         arms = self.arms if point.reuse == min(self.reuse) else self.arms[1:]
-        arms = arms if point.load in (ALONE, BURST) else _RATED
+        arms = arms if point.closed else _RATED
         if not point.reuse:
             arms = tuple(arm for arm in arms if arm != "reorder")
-        new = (1 - point.reuse) * point.chunks * point.chunk_tokens
-        small = point.load == ALONE and new <= self.small_tokens
+        small = point.load == ALONE and (1 - point.reuse) * point.prompt <= self.small_tokens
         return (*arms, *self.small_arms) if small else arms
 
     def stage(self, traffic: GridTraffic) -> GridStage:
         """When traffic is measured."""
         point = traffic.point
         if traffic.seed:
-            prompt = point.chunks * point.chunk_tokens
-            small = point.load == ALONE and prompt <= self.again_tokens
+            small = point.load == ALONE and point.prompt <= self.again_tokens
             return GridStage.SMALL if small else GridStage.AGAIN
         usual = point.corpus == max(self.corpus, point.chunks)
-        closed = point.load in (ALONE, BURST)
-        return GridStage.ONCE if closed and usual else GridStage.BESIDE
+        return GridStage.ONCE if point.closed and usual else GridStage.BESIDE
 
     def seconds(self, point: GridPoint) -> float:
         """About how long all arms take at a point, with a cold cache and a warm one."""
         requests = 2 * self.requests(point)
-        prompts = requests * (point.chunks * point.chunk_tokens + _TEXT)
         steps = point.output * max(2, requests / (1 if point.load == ALONE else self.running))
-        took = prompts / self.prompt_tokens_s + steps * self.step_s
-        arriving = 0.0 if point.load in (ALONE, BURST) else requests / float(point.load)
+        took = requests * (point.prompt + _TEXT) / self.prompt_tokens_s + steps * self.step_s
+        arriving = 0.0 if point.closed else requests / float(point.load)
         return len(self.arms_at(point)) * max(took, arriving)
 
     def points(self) -> Iterator[GridPoint]:
@@ -195,8 +187,7 @@ def plan_grid(settings: GridSettings) -> list[GridTraffic]:
         points = list(settings.points())
         Random(f"{seed}/order").shuffle(points)
         found += [GridTraffic(point, seed) for point in points]
-    order = list(GridStage)
-    return sorted(found, key=lambda traffic: order.index(settings.stage(traffic)))
+    return sorted(found, key=lambda traffic: settings.stage(traffic).rank)
 
 
 class SampleBatch(NamedTuple):
@@ -236,7 +227,7 @@ def draw_traffic(traffic: GridTraffic, settings: GridSettings) -> GridBatches:
         seed=traffic.seed,
         chunks=(point.chunks, point.chunks),
         cached=point.reuse,
-        rate=None if point.load in (ALONE, BURST) else float(point.load),
+        rate=None if point.closed else float(point.load),
     )
     drawn = draw(wanted, corpus)
 
@@ -379,38 +370,42 @@ class GridEngines:
         """The name of an arm's engine."""
         return "stock" if arm in self.stock else "picbench"
 
-    def serve(self, engines: runner.Engines, work: CellWork) -> list[ArmCell]:
-        """Serve what an arm is to serve; a cell for each measured batch.
+    def facts(
+        self, settings: BreakEven | ProfileCheck, grid: GridSettings, found: runner.Described
+    ) -> GridFacts:
+        """What is measured here, and on what; engines are described by themselves."""
+        engine, facts = found[self.name("mepic")], runner.facts_of(settings)
+        graphs = {arm: int(str(found[self.name(arm)]["graph_tokens"])) for arm in ARMS}
+        return GridFacts(
+            hardware=str(facts["gpu"]),
+            versions={name: str(facts[name]) for name in ("driver", "torch", "vllm", "commit")},
+            model=facts["model"],
+            dtype=settings.served_dtype,
+            block_bytes=int(str(engine["block_bytes"])),
+            pool=grid.pool,
+            running=grid.running,
+            caveat=settings.caveat,
+            step_tokens=int(str(engine["batch_tokens"])),
+            graph_tokens=graphs,
+        )
+
+    def serve(
+        self,
+        engines: runner.Engines,
+        arm: str,
+        batches: Sequence[SampleBatch],
+        running: int,
+        filling: int = 1,
+    ) -> list[ArmCell]:
+        """Serve what an arm is to serve, as `CellWork` says; a cell for each measured batch.
 
         Raises EngineError for a failure.
         """
+        work = CellWork(arm, batches, running, arm in self.stock, filling)
         serve = partial(serve_cells, work, self._shortest)
         cells: list[ArmCell]
-        cells, self._shortest = engines[self.name(work.arm)].call(serve)
+        cells, self._shortest = engines[self.name(arm)].call(serve)
         return cells
-
-
-def grid_facts(
-    settings: BreakEven | ProfileCheck,
-    grid: GridSettings,
-    serving: GridEngines,
-    found: runner.Described,
-) -> GridFacts:
-    """What is measured here, and on what; engines are described by themselves."""
-    engine, facts = found[serving.name("mepic")], runner.facts_of(settings)
-    graphs = {arm: found[serving.name(arm)]["graph_tokens"] for arm in ARMS}
-    return GridFacts(
-        hardware=str(facts["gpu"]),
-        versions={name: str(facts[name]) for name in ("driver", "torch", "vllm", "commit")},
-        model=facts["model"],
-        dtype=settings.served_dtype,
-        block_bytes=int(str(engine["block_bytes"])),
-        pool=grid.pool,
-        running=grid.running,
-        caveat=settings.caveat,
-        step_tokens=int(str(engine["batch_tokens"])),
-        graph_tokens={arm: int(str(size)) for arm, size in graphs.items()},
-    )
 
 
 class FactsRecord:
@@ -486,11 +481,14 @@ class QuietCores:
 
 
 def time_loop() -> float:
-    """Seconds of a short loop of Python, which needs nothing but its core."""
+    """Seconds of a short loop of Python, which needs nothing but its core.
+
+    The shortest of three: an interrupt makes one of them longer.
+    """
     times = []
-    for _ in range(_LOOPS):
+    for _ in range(3):
         began, total = time.perf_counter(), 0
-        for number in _LOOP:
+        for number in range(5_000):
             total += number
         times.append(time.perf_counter() - began)
     return min(times)

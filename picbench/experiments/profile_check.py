@@ -21,19 +21,18 @@ from picbench.errors import ConfigError, IncomparableRuns, first_refusal
 from picbench.experiments import grid
 from picbench.experiments.grid import ARMS
 from picbench.files import locked, write_json, write_whole
-from picbench.profile.grid import (
+from picbench.profile.predictor import (
     ALONE,
     BURST,
     ArmCell,
     GridFacts,
     GridPoint,
+    GridPredictor,
     MeasuredGrid,
-    choose_calibration,
-    choose_grid,
+    choose_predictor,
     links_chunks,
 )
-from picbench.profile.predictor import GridPredictor
-from picbench.profile.profile import ArmProfile, TraceProfile, mean_size, profile_trace
+from picbench.profile.profile import ArmProfile, TraceProfile, profile_trace
 from picbench.profile.traces import Encode, read_trace_file
 from picbench.run import runner
 from picbench.run.measurements import Outcome, ProfileCheck
@@ -86,12 +85,6 @@ class UnseenTrace:
         return draw(wanted, corpus)
 
 
-def read_traces() -> dict[str, tuple[UnseenTrace, ...]]:
-    """The traces that are served, by device."""
-    found = yaml.safe_load(grid.DATA.read_text(encoding="utf-8"))
-    return TypeAdapter(dict[str, tuple[UnseenTrace, ...]]).validate_python(found["traces"])
-
-
 @dataclass(frozen=True, slots=True)
 class CheckedServing:
     """What an arm took in one repeat of a trace, alone and together; before each, of a control."""
@@ -101,16 +94,12 @@ class CheckedServing:
     controls: tuple[ControlCell, ControlCell]
 
 
-#: What each arm took for each trace.
-_Served = Mapping[str, Mapping[str, CheckedServing]]
-
-
 @dataclass(frozen=True, slots=True)
 class CheckedRepeat:
     """What each arm took for each trace in the repeat of this number, which begin at 0."""
 
     number: int
-    traces: _Served
+    traces: Mapping[str, Mapping[str, CheckedServing]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +112,6 @@ class CheckedRepeats:
     facts: GridFacts
     repeats: Sequence[CheckedRepeat]
     seed: int = SEED
-
-    @property
-    def quiet(self) -> float | None:
-        """The share of the requests alone that began on a quiet core; None if any is not known."""
-        arms = (each for repeat in self.repeats for each in repeat.traces.values())
-        shares = [serving.alone.quiet for each in arms for serving in each.values()]
-        known = [share for share in shares if share is not None]
-        return fmean(known) if known and len(known) == len(shares) else None
 
 
 def read_repeats(path: Path) -> CheckedRepeats | None:
@@ -150,19 +131,15 @@ def read_repeats(path: Path) -> CheckedRepeats | None:
 class RepeatsRecord(grid.FactsRecord):
     """The repeats of a file.
 
-    `keep` is called with all repeats, by one process at a time. Raises IncomparableRuns for a file
-    of other engines, or of traces that were drawn with another seed.
+    Raises IncomparableRuns for a file of other engines, or of traces that were drawn with another
+    seed.
     """
 
     def __init__(
-        self,
-        path: Path,
-        seed: int,
-        facts: Callable[[runner.Described], GridFacts],
-        keep: Callable[[CheckedRepeats], object],
+        self, path: Path, seed: int, facts: Callable[[runner.Described], GridFacts]
     ) -> None:
         super().__init__(path, facts)
-        self._seed, self._keep = seed, keep
+        self._seed = seed
         self.found = read_repeats(path)
         if self.found:
             self.join(self.found.facts)
@@ -177,28 +154,25 @@ class RepeatsRecord(grid.FactsRecord):
                 hint="name another `output`, or that `seed`",
             )
         self.found = found
-        known = {_name(one.number): [0.0] for one in found.repeats}
-        self.seconds = {**known, **self.seconds}
+        self.seconds = {_name(one.number): [0.0] for one in found.repeats} | {**self.seconds}
 
-    def note(self, cell: runner.Cell, number: int, figures: _Served, seconds: float) -> None:
+    def note(
+        self,
+        cell: runner.Cell,
+        number: int,
+        figures: Mapping[str, Mapping[str, CheckedServing]],
+        seconds: float,
+    ) -> None:
         """Add a repeat to the file; one that it has already stays."""
         assert self.found is not None
         with locked(self.path):
             self.join(self.found.facts)
             known = {one.number: one for one in self.found.repeats}
             known.setdefault(cell.rank, CheckedRepeat(cell.rank, figures))
-            found = replace(self.found, repeats=[known[one] for one in sorted(known)])
+            self.found = replace(self.found, repeats=[known[one] for one in sorted(known)])
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self.path, {"schema": _SCHEMA} | asdict(found))
+            write_json(self.path, {"schema": _SCHEMA} | asdict(self.found))
         self.seconds = {**self.seconds, cell.name: [seconds]}
-        self.write()
-
-    def write(self) -> None:
-        """Write what is made of all repeats that there are, those of other processes among them."""
-        assert self.found is not None
-        with locked(self.path):
-            self.join(self.found.facts)
-            self._keep(self.found)
 
 
 def _name(number: int) -> str:
@@ -286,10 +260,260 @@ def summarise_figures(found: Sequence[CheckedFigure]) -> str:
     return "; ".join(texts)
 
 
+def choose_control(
+    measured: MeasuredGrid,
+    settings: grid.GridSettings,
+    profile: TraceProfile,
+    arm: ArmProfile,
+    load: str,
+) -> GridControl:
+    """The point of a load whose mean request is the most like the arm's on a trace.
+
+    Raises ConfigError for a grid without such points.
+    """
+    traffic, links = profile.traffic, links_chunks(arm.algorithm)
+    wanted = traffic.prompt / traffic.requests, arm.computed, traffic.output / traffic.requests
+    points, planned = measured.points(), {}
+    # Of each point the traffic of the first seed.
+    for one in {t.point: t for t in reversed(grid.plan_grid(settings))}.values():
+        arms = [cell.arms.items() for cell in points.get(one.point, ())]
+        cells = [cell for each in arms for name, cell in each if links_chunks(name) is links]
+        if one.point.load == load and cells:
+            prompt, computed = fmean(c.prompt for c in cells), fmean(c.computed for c in cells)
+            pairs = zip((prompt, computed, one.point.output), wanted, strict=True)
+            planned[one] = sum(abs(log(size / other)) for size, other in pairs)
+    if not planned:
+        raise ConfigError(f"the grid has no cells of {load} requests", hint="measure it again")
+    nearest = min(planned, key=planned.__getitem__)
+    return nearest.point, grid.draw_traffic(nearest, settings).cold.samples
+
+
+def slowness_by_kind(
+    predictor: GridPredictor, served: Mapping[str, Sequence[ControlCell]]
+) -> dict[bool, tuple[float, float]]:
+    """How many times as long the machine took in one repeat as the grid says: TTFT, bursts.
+
+    For arms that map chunks, and for those that do not, the median over arms. `served` are two
+    controls of each arm: alone, and in a burst.
+    """
+    found: dict[bool, list[tuple[float, float]]] = {}
+    for arm, (alone, burst) in served.items():
+        ttft_s, _ = predictor.predict_cell(arm, *alone)
+        _, requests_s = predictor.predict_cell(arm, *burst)
+        if ttft_s and requests_s:
+            one = alone[1].ttft_s / ttft_s, requests_s / burst[1].requests_s
+            found.setdefault(links_chunks(arm), []).append(one)
+    return {
+        links: (median(one for one, _ in each), median(one for _, one in each))
+        for links, each in found.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTrace:
+    """A trace, what is predicted of it, and the two controls of each arm: alone, and in a burst."""
+
+    samples: Sequence[Sample]
+    profile: TraceProfile
+    controls: Mapping[str, tuple[GridControl, GridControl]]
+
+    def compare(
+        self, predictor: GridPredictor, repeats: Sequence[CheckedRepeat]
+    ) -> Iterator[CheckedFigure]:
+        """The figures of all arms, predicted and measured."""
+        gib = predictor.grid.facts.block_bytes / 2**30
+        served = [repeat.traces[self.profile.name] for repeat in repeats]
+        slow = [
+            slowness_by_kind(predictor, {arm: one.controls for arm, one in each.items()})
+            for each in served
+        ]
+        for arm in self.profile.arms:
+            found = arm.predicted
+            assert found is not None
+            alone = [each[arm.spec].alone for each in served]
+            together = [each[arm.spec].together for each in served]
+            figure = partial(CheckedFigure, self.profile.name, arm.spec, inside=found.inside)
+            yield figure("computed tokens", [c.computed for c in alone], arm.computed)
+            if found.ttft_s and found.requests_s:
+                speeds = [repeat[links_chunks(arm.algorithm)] for repeat in slow]
+                yield figure(
+                    "TTFT, s",
+                    [cell.ttft_s for cell in alone],
+                    found.ttft_s,
+                    slowness=[speed for speed, _ in speeds],
+                    within=found.ttft_s_range,
+                )
+                yield figure(
+                    "requests/s",
+                    [cell.requests_s for cell in together],
+                    found.requests_s,
+                    slowness=[speed for _, speed in speeds],
+                    rate=True,
+                    within=found.requests_s_range,
+                )
+            yield figure("KV, GiB", [c.peak_blocks * gib for c in together], found.kv_gib)
+
+
+def draw_traces(
+    settings: ProfileCheck, planned: grid.GridSettings, predictor: GridPredictor, seed: int
+) -> Iterator[CheckedTrace]:
+    """Draw the traces of the device, profile them, and choose controls."""
+    found = yaml.safe_load(grid.DATA.read_text(encoding="utf-8"))["traces"][settings.device]
+    arms, running = list(map(Registry().parse, ARMS)), predictor.grid.facts.running
+    for trace in TypeAdapter(tuple[UnseenTrace, ...]).validate_python(found):
+        stream = trace.draw(seed)
+        path = settings.output / f"{trace.name}.jsonl"
+        write_requests(path, Header(dataset="synthetic", synthetic=True), stream)
+        opened = read_trace_file(path, _no_texts)
+        profile = profile_trace(trace.name, opened, arms, predictor, running=running)
+        choose = partial(choose_control, predictor.grid, planned, profile)
+        controls = {arm.spec: (choose(arm, ALONE), choose(arm, BURST)) for arm in profile.arms}
+        yield CheckedTrace(stream.samples, profile, controls)
+
+
+def _no_texts() -> Encode:
+    raise ConfigError("the trace has texts, and no tokenizer is loaded")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRepeat(runner.Cell):
+    """A repeat of all traces as a cell of the runner; its rank is its number, from 0."""
+
+    traces: Sequence[CheckedTrace] = field(kw_only=True)
+    running: int = field(kw_only=True)
+    serving: grid.GridEngines = field(kw_only=True)
+
+    def serve(self, engines: runner.Engines, number: int) -> dict[str, dict[str, CheckedServing]]:
+        """Serve each trace under all arms, in an order of its own."""
+        found = {}
+        for trace in self.traces:
+            name = trace.profile.name
+            order = Random(f"{name} {self.rank}").sample(ARMS, len(ARMS))
+            found[name] = {arm: self._serve(engines, trace, arm) for arm in order}
+        return found
+
+    def _serve(self, engines: runner.Engines, trace: CheckedTrace, arm: str) -> CheckedServing:
+        """Serve a control and the trace, alone without replies, and together."""
+        cells: list[ArmCell] = []
+        for (_, samples), at_once in zip(trace.controls[arm], (1, self.running), strict=True):
+            for each in (samples, trace.samples):
+                alone = [replace(sample, max_tokens=1) for sample in each]
+                batch = grid.SampleBatch(alone if at_once == 1 else each)
+                cells += self.serving.serve(engines, arm, [batch], at_once)
+        one, other = (point for point, _ in trace.controls[arm])
+        return CheckedServing(cells[1], cells[3], ((one, cells[0]), (other, cells[2])))
+
+
+class RepeatsPlan(runner.ExperimentPlan):
+    """A repeat takes as long as the longest of this call."""
+
+    def expected(self, cell: runner.Cell, record: runner.CellRecord) -> float:
+        """See `ExperimentPlan`."""
+        return max((max(seconds) for seconds in record.seconds.values()), default=0.0)
+
+
+class RepeatsBudget(runner.TimeBudget):
+    """A budget in which the first repeat begins in any case."""
+
+    _begun = False
+
+    def fits(self, seconds: float) -> bool:
+        """See `TimeBudget`."""
+        begun, self._begun = self._begun, True
+        return not begun or super().fits(seconds)
+
+
+def measure(settings: ProfileCheck, launcher: runner.Launcher | None = None) -> Outcome:
+    """Measure what is left, and write the page. Raises ConfigError as `check_profile` does."""
+    predictor = choose_predictor(settings.grid, settings.calibration)
+    if predictor is None:
+        raise ConfigError(f"`grid` {settings.grid}: nothing to check", hint="name a grid.json")
+    _, done = check_profile(settings, predictor, launcher)
+    return Outcome(str(settings.output / "profile.md"), 0 if done else runner.UNFINISHED)
+
+
+def check_profile(
+    settings: ProfileCheck, predictor: GridPredictor, launcher: runner.Launcher | None = None
+) -> tuple[list[CheckedFigure], bool]:
+    """Measure the repeats that are left, as long as there is time.
+
+    Returns the figures, and whether nothing of the settings' part is left. ``profile.json`` and
+    ``profile.md`` are of all those in ``profile-cells.json``, whether or not any is measured here.
+    If none is left, no engine is started.
+
+    Raises ConfigError for a part without repeats, and for a grid of another model than is served,
+    and IncomparableRuns for repeats of other engines, or of other traces, in the folder.
+    """
+    if not runner.share(range(settings.repeats), settings.part):
+        part = f"{settings.part[0]}/{settings.part[1]}"
+        raise ConfigError(f"`part` {part}: no repeat of {settings.repeats} is its own")
+    planned, serving = grid.read_grids()[settings.device], grid.GridEngines(settings.device)
+
+    def facts_of(described: runner.Described) -> GridFacts:
+        facts = serving.facts(settings, planned, described)
+        _refuse_other_models(facts, predictor)
+        for warning in graph_warnings(facts, predictor):
+            runner.say(f"warning: {warning}")
+        return facts
+
+    seed = SEED if settings.seed is None else settings.seed
+    record = RepeatsRecord(settings.output / "profile-cells.json", seed, facts_of)
+    if record.found is not None:
+        _refuse_other_models(record.found.facts, predictor)
+    with locked(settings.output):  # Processes that share a folder write and read them in turn.
+        traces = list(draw_traces(settings, planned, predictor, seed))
+    running = predictor.grid.facts.running
+    plan = RepeatsPlan(
+        name="profile",
+        facts={},
+        engines=serving.configs(settings, planned),
+        cells=[
+            ServedRepeat(_name(n), rank=n, traces=traces, running=running, serving=serving)
+            for n in range(settings.repeats)
+        ],
+        rounds=1,
+        part=settings.part,
+    )
+    figures: list[CheckedFigure] = []
+    try:
+        runner.run(plan, record, runner.say, RepeatsBudget(settings.seconds), launcher)
+    finally:
+        if record.found is not None and record.found.repeats:
+            with locked(record.path):
+                record.join(record.found.facts)
+                done = record.found
+                figures += [f for trace in traces for f in trace.compare(predictor, done.repeats)]
+                write_figures(settings.output, done, predictor, figures)
+            runner.say(summarise_figures(figures))
+    return figures, plan.done(record)
+
+
+def _refuse_other_models(facts: GridFacts, predictor: GridPredictor) -> None:
+    model = predictor.grid.facts.model
+    if facts.model != model:
+        raise ConfigError(f"the grid is of {model}, this is {facts.model}", hint="`model`")
+
+
 def graph_warnings(facts: GridFacts, predictor: GridPredictor) -> list[str]:
     """What to know where the engines of `facts`, or a calibration's, had other CUDA graphs."""
     here = facts.graph_warning(predictor.grid.facts, "these engines")
     return [warning for warning in (predictor.warning, here) if warning]
+
+
+def write_figures(
+    output: Path, done: CheckedRepeats, predictor: GridPredictor, found: Sequence[CheckedFigure]
+) -> None:
+    """Write ``profile.json`` and ``profile.md``."""
+    calibration = predictor.calibration
+    output.mkdir(parents=True, exist_ok=True)
+    write_whole(output / "profile.md", render_figures(done, predictor, found).encode())
+    document = {
+        "facts": asdict(done.facts),
+        "grid": asdict(predictor.grid.facts),
+        "calibration": asdict(calibration.facts) if calibration else None,
+        "found": [asdict(one) for one in found],
+    }
+    write_json(output / "profile.json", document)
 
 
 def render_figures(
@@ -298,9 +522,12 @@ def render_figures(
     """The page of all repeats, in Markdown."""
     measured, calibration, facts = predictor.grid, predictor.calibration, done.facts
     at_speed = f"At the speed of: {calibration.about()} " if calibration else ""
-    quiet = ""
-    if done.quiet is not None:
-        quiet = f" {done.quiet:.0%} of the requests alone began on a core that nothing else used."
+    arms = [each for repeat in done.repeats for each in repeat.traces.values()]
+    shares = [serving.alone.quiet for each in arms for serving in each.values()]
+    known, quiet = [share for share in shares if share is not None], ""
+    if known and len(known) == len(shares):
+        share = f"{fmean(known):.0%}"
+        quiet = f" {share} of the requests alone began on a core that nothing else used."
     kinds: dict[str, list[float]] = {}
     for one in found:
         kinds.setdefault(f"{one.trace}, {one.figure}", []).extend(one.slowness)
@@ -327,271 +554,3 @@ def render_figures(
         f"{summarise_figures(found)}.",
         table(list(found[0].columns()), [[*one.columns().values()] for one in found]),
     )
-
-
-class GridControls:
-    """Chooses controls for arms on traces."""
-
-    def __init__(self, measured: MeasuredGrid, settings: grid.GridSettings) -> None:
-        self._settings = settings
-        parse = Registry().parse
-        self._links = {arm: links_chunks(parse(arm)) for arm in measured.arms}
-        self._cells = measured.points()
-        self._traffic = {t.point: t for t in reversed(grid.plan_grid(settings))}
-
-    def choose(self, profile: TraceProfile, arm: ArmProfile, load: str) -> GridControl:
-        """The point of a load whose mean request is the most like the arm's on a trace.
-
-        Raises ConfigError for a grid without such points.
-        """
-        wanted = (
-            profile.traffic.prompt / profile.traffic.requests,
-            arm.counted.computed / max(1, arm.counted.requests),
-            mean_size(arm.sizes).output if arm.sizes else 1.0,
-        )
-        links, planned = links_chunks(arm.algorithm), {}
-        for point, traffic in self._traffic.items():
-            arms = (c.arms.items() for c in self._cells.get(point, ()))
-            cells = [cell for each in arms for arm, cell in each if self._links[arm] is links]
-            if point.load == load and cells:
-                prompt, computed = fmean(c.prompt for c in cells), fmean(c.computed for c in cells)
-                size = prompt, computed, float(point.output)
-                pairs = zip(size, wanted, strict=True)
-                planned[traffic] = sum(abs(log(one / other)) for one, other in pairs)
-        if not planned:
-            raise ConfigError(f"the grid has no cells of {load} requests", hint="measure it again")
-        nearest = min(planned, key=planned.__getitem__)
-        return nearest.point, grid.draw_traffic(nearest, self._settings).cold.samples
-
-
-def slowness_by_kind(
-    predictor: GridPredictor, served: Mapping[str, Sequence[ControlCell]]
-) -> dict[bool, tuple[float, float]]:
-    """How many times as long the machine took in one repeat as the grid says: TTFT, bursts.
-
-    For arms that map chunks, and for those that do not, the median over arms. `served` are two
-    controls of each arm: alone, and in a burst.
-    """
-    registry, found = Registry(), dict[bool, list[tuple[float, float]]]()
-    for arm, (alone, burst) in served.items():
-        ttft = predictor.predict_cell(arm, *alone).ttft_s
-        rate = predictor.predict_cell(arm, *burst).requests_s
-        if ttft and rate:
-            one = alone[1].ttft_s / ttft, rate / burst[1].requests_s
-            found.setdefault(links_chunks(registry.parse(arm)), []).append(one)
-    return {
-        links: (median(one for one, _ in each), median(one for _, one in each))
-        for links, each in found.items()
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedTrace:
-    """A trace, what is predicted of it, and the two controls of each arm: alone, and in a burst."""
-
-    name: str
-    samples: Sequence[Sample]
-    profile: TraceProfile
-    controls: Mapping[str, tuple[GridControl, GridControl]]
-
-    def compare(
-        self, predictor: GridPredictor, repeats: Sequence[CheckedRepeat]
-    ) -> Iterator[CheckedFigure]:
-        """The figures of all arms, predicted and measured."""
-        gib = predictor.grid.facts.block_bytes / 2**30
-        served = [repeat.traces[self.name] for repeat in repeats]
-        slow = [
-            slowness_by_kind(predictor, {arm: one.controls for arm, one in each.items()})
-            for each in served
-        ]
-        for arm in self.profile.arms:
-            name, found = arm.algorithm.spec, predictor.predict(self.profile, arm)
-            alone = [each[name].alone for each in served]
-            together = [each[name].together for each in served]
-            computed = arm.counted.computed / max(1, arm.counted.requests)
-            figure = partial(CheckedFigure, self.profile.name, name, inside=found.inside)
-            yield figure("computed tokens", [c.computed for c in alone], computed)
-            if found.ttft_s and found.requests_s:
-                speeds = [repeat[links_chunks(arm.algorithm)] for repeat in slow]
-                yield figure(
-                    "TTFT, s",
-                    [cell.ttft_s for cell in alone],
-                    found.ttft_s,
-                    slowness=[speed for speed, _ in speeds],
-                    within=found.ttft_s_range,
-                )
-                yield figure(
-                    "requests/s",
-                    [cell.requests_s for cell in together],
-                    found.requests_s,
-                    slowness=[speed for _, speed in speeds],
-                    rate=True,
-                    within=found.requests_s_range,
-                )
-            yield figure("KV, GiB", [c.peak_blocks * gib for c in together], found.kv_gib)
-
-
-def _read_traces(
-    settings: ProfileCheck, planned: grid.GridSettings, measured: MeasuredGrid, seed: int
-) -> Iterator[CheckedTrace]:
-    """Draw the traces of the device, profile them, and choose controls."""
-    controls, arms = GridControls(measured, planned), list(map(Registry().parse, ARMS))
-    for trace in read_traces()[settings.device]:
-        stream = trace.draw(seed)
-        path = settings.output / f"{trace.name}.jsonl"
-        write_requests(path, Header(dataset="synthetic", synthetic=True), stream)
-        opened, facts = read_trace_file(path, _no_texts), measured.facts
-        profile = profile_trace(trace.name, opened, arms, running=facts.running, facts=facts)
-        chosen = {}
-        for arm in profile.arms:
-            alone, burst = (controls.choose(profile, arm, load) for load in (ALONE, BURST))
-            chosen[arm.algorithm.spec] = alone, burst
-        yield CheckedTrace(trace.name, stream.samples, profile, chosen)
-
-
-def _no_texts() -> Encode:
-    raise ConfigError("the trace has texts, and no tokenizer is loaded")
-
-
-@dataclass(frozen=True, slots=True)
-class ServedRepeat(runner.Cell):
-    """A repeat of all traces as a cell of the runner; its rank is its number, from 0."""
-
-    traces: Sequence[CheckedTrace] = field(kw_only=True)
-    running: int = field(kw_only=True)
-    serving: grid.GridEngines = field(kw_only=True)
-
-    def serve(self, engines: runner.Engines, number: int) -> dict[str, dict[str, CheckedServing]]:
-        """Serve each trace under all arms, in an order of its own."""
-        return {
-            trace.name: {
-                arm: self._serve(engines, trace, arm)
-                for arm in Random(f"{trace.name} {self.rank}").sample(ARMS, len(ARMS))
-            }
-            for trace in self.traces
-        }
-
-    def _serve(self, engines: runner.Engines, trace: CheckedTrace, arm: str) -> CheckedServing:
-        """Serve a control and the trace, alone without replies, and together."""
-        cells: list[ArmCell] = []
-        stock = arm in self.serving.stock
-        for (_, samples), at_once in zip(trace.controls[arm], (1, self.running), strict=True):
-            for each in (samples, trace.samples):
-                alone = [replace(sample, max_tokens=1) for sample in each]
-                batch = grid.SampleBatch(alone if at_once == 1 else each)
-                work = grid.CellWork(arm, [batch], at_once, stock)
-                cells += self.serving.serve(engines, work)
-        one, other = (point for point, _ in trace.controls[arm])
-        return CheckedServing(cells[1], cells[3], ((one, cells[0]), (other, cells[2])))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatsPlan(runner.ExperimentPlan):
-    """A repeat takes as long as the longest of this call."""
-
-    def expected(self, cell: runner.Cell, record: runner.CellRecord) -> float:
-        """See `ExperimentPlan`."""
-        return max((max(seconds) for seconds in record.seconds.values()), default=0.0)
-
-
-class RepeatsBudget(runner.TimeBudget):
-    """A budget in which the first repeat begins in any case."""
-
-    _begun = False
-
-    def fits(self, seconds: float) -> bool:
-        """See `TimeBudget`."""
-        begun, self._begun = self._begun, True
-        return not begun or super().fits(seconds)
-
-
-def check_profile(
-    settings: ProfileCheck,
-    predictor: GridPredictor,
-    say: runner.Say,
-    launcher: runner.Launcher | None = None,
-) -> tuple[list[CheckedFigure], bool]:
-    """Measure the repeats that are left, as long as there is time.
-
-    Returns the figures, and whether nothing of the settings' part is left. After each repeat,
-    ``profile.json`` and ``profile.md`` are of all those in ``profile-cells.json``. If none is left,
-    no engine is started, and they are written anew.
-
-    Raises ConfigError for a part without repeats, and for a grid of another model than is served,
-    and IncomparableRuns for repeats of other engines, or of other traces, in the folder.
-    """
-    if not runner.share(range(settings.repeats), settings.part):
-        part = f"{settings.part[0]}/{settings.part[1]}"
-        raise ConfigError(f"`part` {part}: no repeat of {settings.repeats} is its own")
-    planned, serving = grid.read_grids()[settings.device], grid.GridEngines(settings.device)
-    found: list[CheckedFigure] = []
-
-    def facts_of(described: runner.Described) -> GridFacts:
-        facts = grid.grid_facts(settings, planned, serving, described)
-        _refuse_other_models(facts, predictor)
-        for warning in graph_warnings(facts, predictor):
-            say(f"warning: {warning}")
-        return facts
-
-    def keep(done: CheckedRepeats) -> None:
-        found[:] = [one for trace in traces for one in trace.compare(predictor, done.repeats)]
-        write_figures(settings.output, done, predictor, found)
-        say(summarise_figures(found))
-
-    seed = SEED if settings.seed is None else settings.seed
-    record = RepeatsRecord(settings.output / "profile-cells.json", seed, facts_of, keep)
-    if record.found is not None:
-        _refuse_other_models(record.found.facts, predictor)
-    with locked(settings.output):  # Processes that share a folder write and read them in turn.
-        traces = list(_read_traces(settings, planned, predictor.grid, seed))
-    running = predictor.grid.facts.running
-    plan = RepeatsPlan(
-        name="profile",
-        facts={},
-        engines=serving.configs(settings, planned),
-        cells=[
-            ServedRepeat(_name(n), rank=n, traces=traces, running=running, serving=serving)
-            for n in range(settings.repeats)
-        ],
-        rounds=1,
-        part=settings.part,
-    )
-    runner.run(plan, record, say, RepeatsBudget(settings.seconds), launcher)
-    if not found:
-        record.write()
-    return found, plan.done(record)
-
-
-def _refuse_other_models(facts: GridFacts, predictor: GridPredictor) -> None:
-    model = predictor.grid.facts.model
-    if facts.model != model:
-        raise ConfigError(f"the grid is of {model}, this is {facts.model}", hint="`model`")
-
-
-def write_figures(
-    output: Path, done: CheckedRepeats, predictor: GridPredictor, found: Sequence[CheckedFigure]
-) -> None:
-    """Write ``profile.json`` and ``profile.md``."""
-    calibration = predictor.calibration
-    output.mkdir(parents=True, exist_ok=True)
-    write_whole(output / "profile.md", render_figures(done, predictor, found).encode())
-    document = {
-        "facts": asdict(done.facts),
-        "grid": asdict(predictor.grid.facts),
-        "calibration": asdict(calibration.facts) if calibration else None,
-        "found": [asdict(one) for one in found],
-    }
-    write_json(output / "profile.json", document)
-
-
-def measure(
-    settings: ProfileCheck, launcher: runner.Launcher | None = None, say: runner.Say = runner.say
-) -> Outcome:
-    """Measure what is left, and write the page. Raises ConfigError as `check_profile` does."""
-    measured = choose_grid(settings.grid)
-    if measured is None:
-        raise ConfigError(f"`grid` {settings.grid}: nothing to check", hint="name a grid.json")
-    calibration = choose_calibration(settings.calibration, measured)
-    predictor = GridPredictor(measured, calibration=calibration)
-    _, done = check_profile(settings, predictor, say, launcher)
-    return Outcome(str(settings.output / "profile.md"), 0 if done else runner.UNFINISHED)

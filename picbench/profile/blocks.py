@@ -293,7 +293,23 @@ class ChunkPlanner:
     """
 
     def __init__(self, algorithm: Algorithm, keys: BlockKeys) -> None:
-        _check_countable(algorithm)
+        policy = algorithm.plan_chunk(1, 1000)
+        usual = (
+            isinstance(algorithm, ChunkAlgorithm)
+            and algorithm.name in ("mepic", "naive", "epic")
+            and policy.selection is None
+            and policy.anchor is Anchor.NONE
+            and algorithm.pads is Pad.MASKED
+            and not algorithm.documents
+            and getattr(algorithm, "bos", "prompt") == "prompt"
+            and tuple(policy.linked) == tuple(range(len(policy.linked)))
+        )
+        if not usual:
+            raise ConfigError(
+                f"`algo` {algorithm.spec}: what it reuses is not counted here",
+                hint="full, prefix, reorder, naive, mepic with its `blocks`, epic with its `k` and "
+                "`copy`",
+            )
         self._algorithm = algorithm
         self._keys = keys
         self._private = bool(getattr(algorithm, "private", False))
@@ -332,22 +348,23 @@ class ChunkPlanner:
         return ChunkPlan(tuple(uses), self._keys.runs(slices), computed, private)
 
     def _use(self, segment: TraceSegment, linked: int, *, ends: bool) -> ChunkUse:
-        content = segment.content
-        name = (content if content is not None else self._keys.unique()), linked, ends
-        found = self._uses.get(name)
-        if found is None:
-            found = self._make(segment, name[0], linked, ends=ends)
+        if segment.content is None:
+            return self._make(segment, self._keys.unique(), linked, ends=ends)
+        name = segment.content, linked, ends
+        if name not in self._uses:
             if len(self._uses) >= _KEPT:
                 self._uses.clear()
-            if content is not None:
-                self._uses[name] = found
-        return found
+            self._uses[name] = self._make(segment, segment.content, linked, ends=ends)
+        return self._uses[name]
 
     def _make(self, segment: TraceSegment, identity: int, linked: int, *, ends: bool) -> ChunkUse:
         length, total = segment.length, blocks_of(segment.length)
         if self._keys.exact:
             blocks: tuple[int, ...] = (1,) * total
-            names = _page_names(_known_tokens(segment))
+            tokens, name, names = _known_tokens(segment), b"", []
+            for begin in range(0, len(tokens), _BLOCK_BYTES):
+                name = _digest(name + tokens[begin : begin + _BLOCK_BYTES])
+                names.append(name)
         else:
             cut = len(self._algorithm.plan_chunk(1, length).linked) // BLOCK_SIZE
             # A last page of one token is not mapped where the prompt ends with it.
@@ -372,33 +389,5 @@ def _known_tokens(segment: TraceSegment) -> bytes:
     return segment.tokens
 
 
-def _page_names(tokens: bytes) -> list[bytes]:
-    names, name = [], b""
-    for begin in range(0, len(tokens), _BLOCK_BYTES):
-        name = _digest(name + tokens[begin : begin + _BLOCK_BYTES])
-        names.append(name)
-    return names
-
-
 def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
-
-
-def _check_countable(algorithm: Algorithm) -> None:
-    policy = algorithm.plan_chunk(1, 1000)
-    usual = (
-        isinstance(algorithm, ChunkAlgorithm)
-        and algorithm.name in ("mepic", "naive", "epic")
-        and policy.selection is None
-        and policy.anchor is Anchor.NONE
-        and algorithm.pads is Pad.MASKED
-        and not algorithm.documents
-        and getattr(algorithm, "bos", "prompt") == "prompt"
-        and tuple(policy.linked) == tuple(range(len(policy.linked)))
-    )
-    if not usual:
-        raise ConfigError(
-            f"`algo` {algorithm.spec}: what it reuses is not counted here",
-            hint="full, prefix, reorder, naive, mepic with its `blocks`, epic with its `k` and "
-            "`copy`",
-        )

@@ -1,246 +1,277 @@
-"""Times and memory of arms, predicted from a measured grid.
+"""Measured grids, and times and memory of arms that are predicted from them.
 
-A time is a sum of costs that cannot be negative, each multiplied by a factor: requests, computed
-tokens, the tokens that these attend to, chunks, steps, generated tokens. The sum is fitted to
-relative errors (Lawson and Hanson's non-negative least squares), so that short times count as much
-as long ones, and errors beyond the usual ones count less the larger they are (Huber's weights),
-because another program on the machine makes a cell several times as long. How well that
-interpolates is measured by leaving out one point of the grid after another (`leave_one_out`).
+A cell of a grid is traffic of one kind, served by every arm: how much of it recurs, how many chunks
+of which length, drawn from how many, how requests come, and what was served before. Repeats differ
+in their seed. The package has copies of such files (``grid.json``).
+
+How well costs that are fitted to a grid interpolate is measured by leaving out one point after
+another (`leave_one_out`).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from math import inf
+from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-from scipy.optimize import brentq, nnls  # type: ignore[import-untyped]
-from scipy.special import ndtr  # type: ignore[import-untyped]
+from pydantic import TypeAdapter, ValidationError
 
-from picbench.engines.algorithms import Registry
-from picbench.errors import ConfigError
-from picbench.profile.grid import (
-    ALONE,
-    BURST,
-    QUIET,
-    ArmCell,
-    GridPoint,
-    MeasuredGrid,
-    links_chunks,
-)
-from picbench.profile.profile import (
-    ArmProfile,
+from picbench.engines.algorithms import Algorithm, Registry, Reuse
+from picbench.errors import ConfigError, first_refusal
+from picbench.files import write_json
+from picbench.profile.costs import (
+    CellSpread,
+    InterpolationError,
     LoopCounts,
+    Observation,
     RequestSize,
-    TraceProfile,
-    mean_size,
+    fit,
+    leave_one_out,
+    scattered_median,
     serve_loop,
 )
-from picbench.statistics.intervals import order_interval
 
-#: How many different observations more than costs are needed at least.
-_SPARE = 2
+#: How requests come: one at a time, or as many at a time as the grid says; else requests a second.
+ALONE, BURST = "alone", "burst"
 
-#: Huber's constant: errors beyond so many of their usual size count less. Relative errors below the
-#: least are never unusual, and weights are made anew so often.
-_USUAL, _LEAST, _ROUNDS = 1.345, 0.01, 20
+#: The least share of requests on a quiet core that leaves their median alone.
+QUIET = 0.9
 
-#: The share of cells that a range covers, and its ends.
-COVERED = 0.9
-_EDGES = ((1 - COVERED) / 2, (1 + COVERED) / 2)
+SCHEMA = 3
 
-#: Cells that are about as large: their share of all, and how many a range needs at least. A median
-#: does with fewer, so that it is of one size in a calibration of minutes as well.
-_NEAREST, _FEWEST, _FEWEST_OF_MEDIAN = 1 / 3, 20, 7
-
-#: The 95th percentile of a normal distribution, in standard deviations.
-_P95 = 1.6449
+#: The grids that come with the package, by name.
+PACKAGED = {path.stem: path for path in sorted((Path(__file__).parent / "data").glob("*.json"))}
 
 #: The largest distance of the mean and the middle request of a cell whose requests are all alike,
 #: as a share, and in tokens.
 _ALIKE, _ALIKE_TOKENS = 0.02, 2.0
 
-#: Below all scatter that was measured.
-_LEAST_SCATTER = 1e-4
-
-_Array = np.ndarray[Any, np.dtype[np.float64]]
+_REGISTRY = Registry()
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """A measured value, and the factor of each of its costs.
+def links_chunks(arm: Algorithm | str) -> bool:
+    """Whether an algorithm maps chunks."""
+    algorithm = _REGISTRY.parse(arm) if isinstance(arm, str) else arm
+    return algorithm.reuse is Reuse.CHUNKS
 
-    Observations of one `group` are left out together. `sizes` are compared with those of what is
-    predicted.
+
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
+class GridPoint:
+    """What is served in a cell.
+
+    `reuse` is the share of chunk tokens in chunks of a corpus of `corpus` chunks; all others occur
+    once. `chunks` of `chunk_tokens` each are in a prompt. `load` is `ALONE`, `BURST`, or requests a
+    second, `output` the number of generated tokens. A `warm` cache has served each chunk of the
+    corpus that is needed, as the first of a prompt, and as many requests of the same kind.
     """
 
-    group: object
-    counts: tuple[float, ...]
-    value: float
-    sizes: tuple[float, ...] = ()
+    reuse: float
+    chunks: int
+    chunk_tokens: int
+    corpus: int
+    load: str
+    output: int
+    cache: Literal["cold", "warm"]
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests come as others end, and not at a rate."""
+        return self.load in (ALONE, BURST)
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt's chunks."""
+        return self.chunks * self.chunk_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmCell:
+    """What one arm took in a cell: means over its requests, except where another is named.
+
+    `ttft_s` is the median from arrival to the first token, `ttft_p95_s` the 95th percentile.
+    `requests_s` are answered requests over the time from the first arrival to the last token.
+    `peak_blocks` were held by running requests at a time, at most. `computed` prompt tokens were
+    computed, `compiled` ones for chunks among them. `middle` has both numbers of the request in the
+    middle, in order of computed tokens: those that the median TTFT is of. `quiet` is the share of
+    requests alone, or of bursts, that began on a core that nothing else used. None is not known.
+    """
+
+    requests: int
+    ttft_s: float
+    ttft_p95_s: float
+    requests_s: float
+    peak_blocks: float
+    prompt: float
+    computed: float
+    output: float
+    compiled: float | None = None
+    middle: tuple[float, float] | None = None
+    quiet: float | None = None
+
+    @property
+    def first(self) -> float:
+        """Tokens computed for the request of the median TTFT, or else in the mean."""
+        return self.middle[0] if self.middle else self.computed
 
 
 @dataclass(frozen=True, slots=True)
-class CostModel:
-    """Costs that were fitted, and the range of the sizes that they were fitted to."""
+class MeasuredCell:
+    """A point, the seed of its traffic, and what each arm took; `seconds` are those of them all."""
 
-    costs: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+    point: GridPoint
+    seed: int
+    arms: Mapping[str, ArmCell]
+    seconds: float = 0.0
 
-    def predict(self, counts: Sequence[float]) -> float:
-        """The sum of the costs, each multiplied by its factor."""
-        return float(np.dot(self.costs, counts))
+    @property
+    def key(self) -> tuple[GridPoint, int]:
+        """What the cells of a grid are told apart by."""
+        return self.point, self.seed
 
-    def covers(self, sizes: Sequence[float]) -> bool:
-        """Whether sizes are within what was measured, in every respect."""
-        found = zip(self.low, sizes, self.high, strict=True)
-        return all(low * 0.99 <= value <= high * 1.01 for low, value, high in found)
+    @property
+    def quiet(self) -> float:
+        """The share of requests on a quiet core, of the arm with the fewest; 1 if none says."""
+        return min(1.0 if arm.quiet is None else arm.quiet for arm in self.arms.values())
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether any arm's times may be of something else that the host did.
 
-def fit(observations: Sequence[Observation]) -> CostModel | None:
-    """Fit costs; None for too few different observations."""
-    different = np.array(list({observation.counts for observation in observations}))
-    if not observations or len(different) < different.any(axis=0).sum() + _SPARE:
-        return None
-    values = np.array([observation.value for observation in observations])
-    matrix = np.array([observation.counts for observation in observations]) / values[:, None]
-    scale = matrix.max(axis=0)
-    scale[scale == 0] = 1.0
-    matrix /= scale
-    # Costs that make each row 1, except rows that no costs of the others make nearly so.
-    weights, costs = np.ones(len(matrix)), np.zeros(matrix.shape[1])
-    for _ in range(_ROUNDS):
-        before = costs
-        costs, _ = nnls(matrix * weights[:, None], weights)
-        errors = np.abs(matrix @ costs - 1)
-        usual = max(_USUAL * 1.4826 * float(np.median(errors)), _LEAST)
-        weights = np.sqrt(usual / np.maximum(errors, usual))
-        if np.allclose(costs, before, rtol=1e-6, atol=0):
-            break
-    sizes = np.array([observation.sizes for observation in observations])
-    found = (costs / scale, sizes.min(axis=0), sizes.max(axis=0))
-    return CostModel(*(tuple(map(float, numbers)) for numbers in found))
+        Only those of requests alone: bursts hardly wait for the host.
+        """
+        return self.point.load == ALONE and self.quiet < QUIET
 
 
 @dataclass(frozen=True, slots=True)
-class InterpolationError:
-    """Relative errors for points that were left out: median, 90th percentile, share within 15 %."""
+class GridFacts:
+    """Where a grid was measured: for its captions, and for what is predicted from it.
 
-    median: float
-    p90: float
-    within: float
-    points: int
+    `block_bytes` are those of KV of 16 tokens, `running` requests are served at a time in a burst,
+    in steps of at most `step_tokens`. `caveat` is what readers must know of the figures. By arm,
+    CUDA graphs of its engine served steps of up to `graph_tokens`, 0 without graphs.
+    """
 
-    def __str__(self) -> str:
+    hardware: str
+    versions: Mapping[str, str]
+    model: str
+    dtype: str
+    block_bytes: int
+    pool: int
+    running: int
+    caveat: str
+    step_tokens: int = 2048
+    graph_tokens: Mapping[str, int] = field(default_factory=dict)
+
+    def captured(self, *, linked: bool) -> int:
+        """Tokens of the largest step that graphs of a kind of arms served; 0 without graphs."""
+        sizes = self.graph_tokens.items()
+        return max((size for arm, size in sizes if links_chunks(arm) is linked), default=0)
+
+    def graphs(self) -> str:
+        """The sizes of graphs in words: by arm, where they differ."""
+        tokens = self.graph_tokens
+        if not any(tokens.values()):
+            return "no CUDA graphs"
+        found = []
+        for size in sorted(set(tokens.values())):
+            arms = [arm for arm, own in tokens.items() if own == size]
+            found.append(
+                f"{size:,}" if len(arms) == len(tokens) else f"{size:,} ({', '.join(arms)})"
+            )
+        return f"CUDA graphs of up to {' and '.join(found)} tokens"
+
+    def graph_warning(self, grid: "GridFacts", name: str) -> str | None:
+        """Why a grid's predictions may not be those of what was measured here, called `name`.
+
+        None where the arms that both have in common had graphs of the same sizes.
+        """
+        there = grid.graph_tokens
+        if all(there.get(arm, size) == size for arm, size in self.graph_tokens.items()):
+            return None
         return (
-            f"median {self.median:.0%}, 90 % below {self.p90:.0%}, {self.within:.0%} within 15 % "
-            f"({self.points} points)"
+            f"{name}: {self.graphs()}, --grid: {grid.graphs()}. Steps between these sizes take "
+            "other times; measure the grid again (picbench measure break-even)."
         )
 
 
-def leave_one_out(kinds: Iterable[Sequence[Observation]]) -> InterpolationError | None:
-    """Predict each group of each kind from all others of the kind; None for too few of them."""
-    errors: list[float] = []
-    left_out = 0
-    for observations in kinds:
-        for group in dict.fromkeys(observation.group for observation in observations):
-            model = fit([o for o in observations if o.group != group])
-            if model is None:
-                continue
-            own = [o for o in observations if o.group == group]
-            errors += [abs(model.predict(o.counts) / o.value - 1) for o in own]
-            left_out += 1
-    if not errors:
-        return None
-    middle, p90 = map(float, np.quantile(errors, (0.5, 0.9)))
-    within = float(np.mean([error <= 0.15 for error in errors]))
-    return InterpolationError(middle, p90, within, left_out)
-
-
 @dataclass(frozen=True, slots=True)
-class CellSpread:
-    """Measured over fitted values, `ratios` [cells], by computed tokens of a request.
+class MeasuredGrid:
+    """All cells that were measured, and where."""
 
-    `sizes` [cells] are logarithms of these.
+    facts: GridFacts
+    cells: Sequence[MeasuredCell]
+
+    def points(self) -> dict[GridPoint, list[MeasuredCell]]:
+        """The repeats of each point, in order."""
+        found: dict[GridPoint, list[MeasuredCell]] = {}
+        for cell in sorted(self.cells, key=lambda cell: cell.key):
+            found.setdefault(cell.point, []).append(cell)
+        return found
+
+    def about(self) -> str:
+        """One line about where it was measured."""
+        facts = self.facts
+        known = {name: text for name, text in facts.versions.items() if text != "none"}
+        versions = ", ".join(f"{name} {text}" for name, text in known.items())
+        where = f"{facts.model}, {facts.dtype}, {facts.hardware}, {versions}"
+        return f"{where}. {facts.caveat}".rstrip()
+
+
+def read_grid(path: Path, field: str = "grid") -> MeasuredGrid:
+    """Read a file that `field` names. Raises ConfigError that names the field for no grid."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        if found.pop("schema", None) != SCHEMA:
+            raise ConfigError(
+                f"`{field}` {path}: no grid of schema {SCHEMA}", hint="measure it again"
+            )
+        return TypeAdapter(MeasuredGrid).validate_python(found)
+    except OSError as error:
+        packaged = f", or one of the package's: {', '.join(PACKAGED)}" * (field == "grid")
+        message = f"`{field}` {path}: {error.strerror}"
+        raise ConfigError(message, hint=f"name a grid.json{packaged}") from error
+    except ValidationError as error:
+        message = f"`{field}` {path}: {first_refusal(error)}"
+        raise ConfigError(message, hint="measure it again") from error
+    except ValueError as error:
+        raise ConfigError(f"`{field}` {path}: {error}", hint="it must be JSON") from error
+
+
+def write_grid(path: Path, grid: MeasuredGrid) -> None:
+    """Write a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"schema": SCHEMA} | asdict(grid))
+
+
+def choose_grid(name: str | None) -> MeasuredGrid | None:
+    """The grid with this name, in this file, or None for ``none``.
+
+    By default the package's grid of a GPU, the one of the last name: a CPU's has to be named.
+    Raises ConfigError for what is no grid.
     """
-
-    sizes: _Array
-    ratios: _Array
-
-    @classmethod
-    def of(cls, cells: Iterable[tuple[float, float]]) -> "CellSpread | None":
-        """The spread of cells with these computed tokens and ratios; None for too few cells."""
-        found = np.array(list(cells), dtype=np.float64).reshape(-1, 2)
-        if len(found) < _FEWEST:
-            return None
-        return cls(np.log(np.maximum(found[:, 0], 1.0)), found[:, 1])
-
-    def around(self, value: float, computed: float) -> tuple[float, float]:
-        """Where a single measurement of a fitted `value` would be, for so many tokens."""
-        low, high = np.quantile(self._nearest(computed, _FEWEST), _EDGES)
-        return float(value * low), float(value * high)
-
-    def around_median(
-        self, times: Sequence[float], computed: Sequence[float]
-    ) -> tuple[float, float]:
-        """Where a measured median of requests with these fitted `times` would be.
-
-        Few requests of few sizes have a median that jumps from one size to the next; so it is
-        between those of the requests that enclose the median of such traffic.
-        """
-        low, high = order_interval(len(times), 0.5, COVERED) or (1, len(times))
-        ordered, middle = sorted(times), float(np.median(computed))
-        least, most = (self.around(ordered[rank - 1], middle) for rank in (low, high))
-        return least[0], most[1]
-
-    def middle(self, computed: float) -> float:
-        """The median ratio for so many tokens."""
-        return float(np.median(self._nearest(computed, _FEWEST_OF_MEDIAN)))
-
-    def _nearest(self, computed: float, fewest: int) -> _Array:
-        count = max(fewest, round(_NEAREST * len(self.sizes)))
-        apart = np.abs(self.sizes - np.log(max(computed, 1.0)))
-        nearest: _Array = self.ratios[apart <= np.partition(apart, count - 1)[count - 1]]
-        return nearest
+    if name is None:
+        name = max(stem for stem in PACKAGED if not stem.startswith("cpu"))
+    return None if name == "none" else read_grid(PACKAGED.get(name, Path(name)))
 
 
-def alike(computed: float, middle: float) -> bool:
-    """Whether all requests of a cell compute about as much, by their mean and the middle one."""
-    return abs(middle - computed) <= _ALIKE * computed + _ALIKE_TOKENS
+def choose_predictor(grid: str | None, calibration: str | None) -> "GridPredictor | None":
+    """Predicts from the grid that `choose_grid` finds, at the speed of a file's cells of it.
 
-
-def deviations(tails: CellSpread | None, computed: Sequence[float]) -> _Array:
-    """Standard deviations of the logarithms of times, for requests of so many tokens [requests].
-
-    `tails` are 95th percentiles over medians, of cells whose requests are alike; without them the
-    deviations are 0.
+    Raises ConfigError for what is no grid, and for a calibration without one.
     """
-    if tails is None:
-        return np.zeros(len(computed))
-    different, places = np.unique(np.asarray(computed, np.float64), return_inverse=True)
-    found = np.array([max(tails.middle(size), 1.0) for size in different.tolist()])
-    each: _Array = (np.log(found) / _P95)[places]
-    return each
-
-
-def scattered_median(usual: Sequence[float], scatter: _Array) -> float:
-    """The median of requests whose times are lognormal around the `usual` ones [requests].
-
-    `scatter` [requests] are their `deviations`.
-    """
-    times = np.asarray(usual, np.float64)
-    if not scatter.any() or times.min() <= 0:
-        return float(np.median(times))
-    logs, scatter = np.log(times), np.maximum(scatter, _LEAST_SCATTER)
-
-    def above_half(log: float) -> float:
-        return float(ndtr((log - logs) / scatter).mean()) - 0.5
-
-    ends = float(logs.min()) - 1.0, float(logs.max()) + 1.0
-    return float(np.exp(brentq(above_half, *ends, xtol=1e-6)))
+    measured = choose_grid(grid)
+    if measured is not None:
+        again = read_grid(Path(calibration), "calibration") if calibration else None
+        return GridPredictor(measured, again)
+    if calibration is not None:
+        raise ConfigError(
+            f"`calibration` {calibration}: there is no grid to calibrate",
+            hint="name one with `grid`",
+        )
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,19 +297,17 @@ class ArmPrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class CellPrediction:
-    """The predicted times of a cell; None where the grid has too few cells."""
-
-    ttft_s: float | None
-    requests_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class PredictorErrors:
-    """How well the grid predicts points of itself that were left out."""
+    """How well the grid predicts points of itself that were left out; None for too few points."""
 
     ttft: InterpolationError | None
     requests_s: InterpolationError | None
+
+    def texts(self) -> tuple[str, str]:
+        """Both in words."""
+        found = (self.ttft, self.requests_s)
+        ttft, requests_s = (str(error) if error else "too few points" for error in found)
+        return ttft, requests_s
 
 
 class _ArmKind:
@@ -288,33 +317,34 @@ class _ArmKind:
     requests a second, `tails` the 95th percentiles over medians of cells whose requests are alike.
     """
 
-    def __init__(
-        self, grid: MeasuredGrid, measured: MeasuredGrid, arms: Collection[str], *, linked: bool
-    ) -> None:
-        self._grid, self._arms, self._linked = grid, arms, linked
+    def __init__(self, grid: MeasuredGrid, measured: MeasuredGrid, *, linked: bool) -> None:
+        self._grid, self._linked = grid, linked
         self.graphs = grid.facts.captured(linked=linked)
         self.ttft = fit(list(self.first_tokens()))
         self.seconds = fit(list(self.loops()))
         alone, bursts, tails = [], [], []
         for point, cells in self._observed(measured):
             for cell in cells:
-                fitted = self.predict(point, cell)
-                if point.load == ALONE and fitted.ttft_s:
-                    alone.append((_first(cell), cell.ttft_s / fitted.ttft_s))
-                if fitted.requests_s:
-                    bursts.append((cell.computed, cell.requests_s / fitted.requests_s))
+                ttft_s, requests_s = self.predict(point, cell)
+                if point.load == ALONE and ttft_s:
+                    alone.append((cell.first, cell.ttft_s / ttft_s))
+                if requests_s:
+                    bursts.append((cell.computed, cell.requests_s / requests_s))
             for cell in _quiet_cells(cells) if point.load == ALONE else ():
-                if cell.middle and alike(cell.computed, cell.middle[0]):
-                    tails.append((cell.middle[0], cell.ttft_p95_s / cell.ttft_s))
+                apart = abs(cell.first - cell.computed)
+                if cell.middle and apart <= _ALIKE * cell.computed + _ALIKE_TOKENS:
+                    tails.append((cell.first, cell.ttft_p95_s / cell.ttft_s))
         self.alone, self.bursts = CellSpread.of(alone), CellSpread.of(bursts)
         self.tails = CellSpread.of(tails)
 
-    def predict(self, point: GridPoint, cell: ArmCell) -> CellPrediction:
-        """The fitted times of a cell, of what it computed."""
+    def predict(self, point: GridPoint, cell: ArmCell) -> tuple[float | None, float | None]:
+        """The fitted times of a cell, of what it computed: TTFT, requests a second."""
         _, alone, loop = self._counts(point, [cell])
-        return CellPrediction(
+        return (
             self.ttft.predict(alone.first_token(self.graphs)) if self.ttft else None,
-            cell.requests / self.seconds.predict(loop.costs()) if self.seconds else None,
+            cell.requests / self.seconds.predict((*loop.prefill, *loop.step_costs()))
+            if self.seconds
+            else None,
         )
 
     def covers(self, mean: RequestSize) -> bool:
@@ -339,7 +369,8 @@ class _ArmKind:
         for point, arms in self._observed(self._grid):
             mean, _, loop = self._counts(point, arms)
             value = loop.requests / median(arm.requests_s for arm in arms)
-            yield Observation(_traffic(point), loop.costs(), value, _shape(mean))
+            counts = (*loop.prefill, *loop.step_costs())
+            yield Observation(_traffic(point), counts, value, _shape(mean))
 
     def _counts(
         self, point: GridPoint, arms: Sequence[ArmCell]
@@ -365,9 +396,10 @@ class _ArmKind:
 
     def _observed(self, measured: MeasuredGrid) -> Iterator[tuple[GridPoint, list[ArmCell]]]:
         """Each point of a closed loop, and the repeats of each arm of the kind in it."""
-        arms = [arm for arm in measured.arms if arm in self._arms]
+        known = dict.fromkeys(arm for cell in measured.cells for arm in cell.arms)
+        arms = [arm for arm in known if links_chunks(arm) is self._linked]
         for point, cells in measured.points().items():
-            for arm in arms if point.load in (ALONE, BURST) else ():
+            for arm in arms if point.closed else ():
                 if repeats := [cell.arms[arm] for cell in cells if arm in cell.arms]:
                     yield point, repeats
 
@@ -386,26 +418,15 @@ class GridPredictor:
     Raises ConfigError for a calibration of another model or engine, or with too few cells.
     """
 
-    def __init__(
-        self,
-        grid: MeasuredGrid,
-        block_bytes: int | None = None,
-        calibration: MeasuredGrid | None = None,
-    ) -> None:
+    def __init__(self, grid: MeasuredGrid, calibration: MeasuredGrid | None = None) -> None:
         self.grid, self.calibration = grid, calibration
-        self._block_bytes = block_bytes or grid.facts.block_bytes
-        parse, measured = Registry().parse, calibration or grid
-        self._kinds = {}
-        for linked in (False, True):
-            known = {*grid.arms, *measured.arms}
-            arms = {arm for arm in known if links_chunks(parse(arm)) is linked}
-            self._kinds[linked] = _ArmKind(grid, measured, arms, linked=linked)
-        if calibration is not None:
-            self._check(calibration)
-
-    def _check(self, calibration: MeasuredGrid) -> None:
+        self._kinds = {
+            linked: _ArmKind(grid, calibration or grid, linked=linked) for linked in (False, True)
+        }
+        if calibration is None:
+            return
         for name in ("model", "dtype", "running", "step_tokens"):
-            there, here = getattr(self.grid.facts, name), getattr(calibration.facts, name)
+            there, here = getattr(grid.facts, name), getattr(calibration.facts, name)
             if there != here:
                 raise ConfigError(
                     f"`calibration`: its {name} is {here}, the grid's is {there}",
@@ -424,48 +445,53 @@ class GridPredictor:
             return None
         return self.calibration.facts.graph_warning(self.grid.facts, "--calibration")
 
-    def predict(self, profile: TraceProfile, arm: ArmProfile) -> ArmPrediction:
-        """The figures of an arm."""
-        links = links_chunks(arm.algorithm)
-        linked = links and profile.traffic.chunks > 0
+    def predict(
+        self,
+        algorithm: Algorithm,
+        sizes: Sequence[RequestSize],
+        loop: LoopCounts,
+        peak_blocks: int,
+        rate: float | None = None,
+    ) -> ArmPrediction:
+        """An algorithm's figures for requests, which a closed loop has served, and their rate."""
+        links = links_chunks(algorithm)
+        linked = links and any(size.chunks for size in sizes)
         kind, graphs = self._kinds[linked], self._kinds[links].graphs
-        sizes = [size if linked else size._replace(chunks=0.0) for size in arm.sizes]
-        kv_gib = arm.peak_blocks * self._block_bytes / 2**30
+        sizes = [size if linked else size._replace(chunks=0.0) for size in sizes]
+        kv_gib = peak_blocks * self.grid.facts.block_bytes / 2**30
         if not sizes:
             return ArmPrediction(None, None, None, kv_gib, False)
-        computed, mean = [size.computed for size in sizes], mean_size(sizes)
+        computed, mean = [size.computed for size in sizes], RequestSize.mean(sizes)
         slow, longer = self._slowness(kind, median(computed), mean.computed)
-        first = first_range = rate = rate_range = loaded = None
+        first = first_range = answered = answered_range = loaded = None
         if kind.ttft:
             times = [kind.ttft.predict(size.first_token(graphs)) for size in sizes]
-            first = scattered_median(times, deviations(kind.tails, computed)) * slow
+            first = scattered_median(times, computed, kind.tails) * slow
             first_range = kind.alone.around_median(times, computed) if kind.alone else None
         if kind.seconds:
             # Seconds of the engine for each request; those of steps are the same for each.
-            none = (0.0,) * len(arm.loop.step_costs())
+            none = (0.0,) * len(loop.step_costs())
             own = [kind.seconds.predict((*size.prefill(), *none)) for size in sizes]
-            steps = (*(0.0 for _ in arm.loop.prefill), *arm.loop.step_costs())
+            steps = (*(0.0 for _ in loop.prefill), *loop.step_costs())
             share = kind.seconds.predict(steps) / len(own)
             fitted = [seconds + share for seconds in own]
             each = [seconds * longer for seconds in fitted]
-            rate = 1 / fmean(each)
+            answered = 1 / fmean(each)
             if kind.bursts:
-                rate_range = kind.bursts.around(1 / fmean(fitted), mean.computed)
-            if first is not None and profile.traffic.rate is not None:
-                loaded = first + _wait(each, profile.traffic.rate)
-        return ArmPrediction(
-            first, rate, loaded, kv_gib, kind.covers(mean), first_range, rate_range
-        )
+                answered_range = kind.bursts.around(1 / fmean(fitted), mean.computed)
+            if first is not None and rate is not None:
+                loaded = first + _wait(each, rate)
+        inside = kind.covers(mean)
+        return ArmPrediction(first, answered, loaded, kv_gib, inside, first_range, answered_range)
 
-    def predict_cell(self, arm: str, point: GridPoint, cell: ArmCell) -> CellPrediction:
-        """The times of a cell that an arm has served, from what it computed there."""
-        kind = self._kinds[links_chunks(Registry().parse(arm))]
-        found = kind.predict(point, cell)
-        slow, longer = self._slowness(kind, _first(cell), cell.computed)
-        return CellPrediction(
-            found.ttft_s * slow if found.ttft_s else None,
-            found.requests_s / longer if found.requests_s else None,
-        )
+    def predict_cell(
+        self, arm: str, point: GridPoint, cell: ArmCell
+    ) -> tuple[float | None, float | None]:
+        """TTFT and requests a second of a cell that an arm has served, from what it computed."""
+        kind = self._kinds[links_chunks(arm)]
+        ttft_s, requests_s = kind.predict(point, cell)
+        slow, longer = self._slowness(kind, cell.first, cell.computed)
+        return ttft_s and ttft_s * slow, requests_s and requests_s / longer
 
     def errors(self) -> PredictorErrors:
         """Leave-one-out errors of both times, over the arms of both kinds."""
@@ -491,11 +517,6 @@ def _quiet_cells(arms: Sequence[ArmCell]) -> Sequence[ArmCell]:
     Small steps wait for the host, which takes 1.5 times as long for them when it is busy.
     """
     return [arm for arm in arms if arm.quiet is None or arm.quiet >= QUIET] or arms
-
-
-def _first(cell: ArmCell) -> float:
-    """Tokens computed for the request of the median TTFT, or else in the mean."""
-    return cell.middle[0] if cell.middle is not None else cell.computed
 
 
 def _traffic(point: GridPoint) -> GridPoint:

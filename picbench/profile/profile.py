@@ -1,268 +1,32 @@
-"""A trace under every arm in one pass: what is reused, and the steps that serving it takes.
+"""A trace under every arm in one pass, and whether PIC is worth it for it.
 
-The steps are those of vLLM's scheduler, simulated for so many requests at a time. A step has a
-budget of tokens. Running requests go first: one token for each that generates, the rest of their
-prompts for the others; then waiting requests are admitted while there is room. Steps do not depend
-on how long they take, because a request is sent as soon as another one ends.
+Accuracy is not part of it.
 """
 
-from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from itertools import islice
-from operator import add
-from statistics import fmean
-from typing import NamedTuple
+from math import isinf
+from typing import Any
 
 from picbench.engines.algorithms import Algorithm
-from picbench.engines.config import BLOCK_SIZE
 from picbench.errors import DataError
-from picbench.profile.grid import GridFacts, links_chunks
-from picbench.profile.reuse import ArmSimulation, RequestReuse, ReuseTotals
+from picbench.profile.costs import ClosedLoop, RequestSize
+from picbench.profile.predictor import ArmPrediction, GridPredictor, links_chunks
+from picbench.profile.reuse import ArmSimulation, ReuseTotals
 from picbench.profile.traces import Trace, TracedRequest
-
-#: Thousands of tokens of a step from which on each costs more: a GPU computes a few hundred while
-#: its host starts them. Fitted costs say from which of them on, for arms of either kind.
-KNOTS = (0.5, 1.0)
+from picbench.tables.table import NOTHING, Column, Table
 
 #: The budget of a step where no grid says another one: that of a served vLLM on a large GPU.
-STEP_TOKENS = 8192
+_STEP_TOKENS = 8192
 
-#: Thousands of computed tokens that may cost more each than the following ones, without graphs.
-_FIRST = 0.128
+#: Differences up to this share of the better figure decide nothing.
+_MARGIN = 0.10
 
-
-def _beyond_knots(thousands: float) -> tuple[float, ...]:
-    """How many thousands of a step's tokens are beyond each knot."""
-    return tuple(max(0.0, thousands - knot) for knot in KNOTS)
-
-
-class RequestSize(NamedTuple):
-    """A request: tokens of its prompt, those computed for it, its chunks, tokens of its reply.
-
-    `compiled` of the computed tokens are those of chunks, which attend to nothing but their chunk;
-    `chunk_tokens` is the mean length of a chunk.
-    """
-
-    prompt: float
-    computed: float
-    compiled: float
-    chunks: float
-    chunk_tokens: float
-    output: float
-
-    @property
-    def jobs(self) -> float:
-        """Chunks that are compiled."""
-        return self.compiled / self.chunk_tokens if self.chunk_tokens else 0.0
-
-    def prefill(self) -> tuple[float, ...]:
-        """The factors of a request's costs, without those of its steps and its reply.
-
-        One is computed tokens times the tokens that they may attend to, in millions.
-        """
-        own = (self.computed - self.compiled) * self.prompt
-        pairs = (own + self.compiled * self.chunk_tokens) / 1e6
-        return 1.0, self.computed / 1e3, pairs, self.prompt / 1e3, self.chunks, self.jobs
-
-    def first_token(self, graph_tokens: int) -> tuple[float, ...]:
-        """The factors of the costs of the time to the first token, for a request alone.
-
-        On a GPU a step takes no less than the host needs to start it: more where chunks are
-        compiled, and where it has more than the `graph_tokens` that CUDA graphs serve, so that its
-        kernels are started one by one.
-        """
-        computed = self.computed / 1e3
-        started = float(self.computed > graph_tokens) if graph_tokens else min(_FIRST, computed)
-        return *self.prefill(), min(1.0, self.jobs), started, *_beyond_knots(computed)
-
-
-def mean_size(sizes: Iterable[RequestSize]) -> RequestSize:
-    """The mean of each number. Raises StatisticsError for no requests."""
-    return RequestSize(*map(fmean, zip(*sizes, strict=True)))
-
-
-class HeldBlocks:
-    """The blocks of the requests that were added and not dropped: shared ones count once."""
-
-    def __init__(self) -> None:
-        self.peak = self._blocks = 0
-        self._users: Counter[int | bytes] = Counter()
-
-    def add(self, request: RequestReuse, sign: int = 1) -> None:
-        """Count a request that begins; with -1 leave out one that has ended."""
-        self._blocks += sign * request.own_blocks
-        for key, blocks in request.shared:
-            before = self._users[key]
-            self._users[key] += sign
-            if not before or not self._users[key]:
-                self._blocks += sign * blocks
-            if not self._users[key]:
-                del self._users[key]
-
-    def note(self, others: int) -> None:
-        """Count a step: the requests hold all their blocks, and `others`, which may be negative."""
-        self.peak = max(self.peak, self._blocks + others)
-
-
-@dataclass(slots=True)
-class LoopCounts:
-    """What serving all requests takes, in the factors of costs.
-
-    `prefill` sums `RequestSize.prefill`. `prefill_steps` compute tokens of prompts, `started` of
-    them have more tokens than CUDA graphs serve, and `beyond` are thousands of tokens of prompts
-    that steps have beyond each knot. `replies` are the generated tokens without the first of each
-    request, `read` thousands of tokens whose KV they read.
-    """
-
-    prefill: tuple[float, ...] = ()
-    prefill_steps: float = 0.0
-    started: float = 0.0
-    beyond: tuple[float, ...] = (0.0,) * len(KNOTS)
-    steps: float = 0.0
-    replies: float = 0.0
-    read: float = 0.0
-    requests: int = 0
-
-    def costs(self) -> tuple[float, ...]:
-        """The factors of all costs of the loop."""
-        return (*self.prefill, *self.step_costs())
-
-    def step_costs(self) -> tuple[float, ...]:
-        """The factors of the costs that steps have, whichever requests they serve."""
-        prefills = self.prefill_steps, self.started, *self.beyond
-        return *prefills, self.steps, self.replies, self.read
-
-
-@dataclass(slots=True)
-class _Live:
-    """A running request: tokens of its prompt and of its reply that are left, and its context.
-
-    `compiling` are blocks that only the compiles of its chunks hold, until their step has ended.
-    """
-
-    prompt: float
-    reply: float
-    context: float
-    reuse: RequestReuse | None
-    compiling: int
-
-
-#: What is pushed: a request, and what it holds; None if nothing comes any more.
-_Pushed = tuple[RequestSize, RequestReuse | None] | None
-
-
-class ClosedLoop:
-    """Serves requests in their order, `running` at a time, in steps of at most `budget` tokens.
-
-    CUDA graphs serve steps of up to `graph_tokens`, 0 without graphs. Requests are pushed one by
-    one; `counts` and `held` are complete after `close`.
-    """
-
-    def __init__(self, running: int, budget: int, graph_tokens: int = 0) -> None:
-        self.counts = LoopCounts()
-        self.held = HeldBlocks()
-        self._running, self._budget, self._graphs = running, budget, graph_tokens
-        self._prompts = 0.0
-        self._live: list[_Live] = []
-        self._next: _Pushed = None
-        self._steps = self._serve_all()
-        next(self._steps)
-
-    def push(self, size: RequestSize, reuse: RequestReuse | None = None) -> None:
-        """The next request, and what it holds, if that is to be counted."""
-        self._steps.send((size, reuse))
-
-    def close(self) -> LoopCounts:
-        """Serve what is left."""
-        with suppress(StopIteration):
-            self._steps.send(None)
-        return self.counts
-
-    def _serve_all(self) -> Generator[None, _Pushed, None]:
-        """Run steps until they need to know the next request; it is always known whether one is."""
-        self._next = yield
-        while self._live or self._next is not None:
-            full = self._next is None or len(self._live) >= self._running
-            if self._live and full and all(request.prompt <= 0 for request in self._live):
-                self._generate(min(request.reply for request in self._live))
-            else:
-                yield from self._mixed()
-            # Blocks in the middle of a step; those of a reply come as it grows.
-            self.held.note(sum(r.compiling - int(r.reply // BLOCK_SIZE) for r in self._live))
-            for request in self._live:
-                request.compiling = 0
-                if request.reply <= 0 and request.reuse is not None:
-                    self.held.add(request.reuse, -1)
-            self._live = [request for request in self._live if request.reply > 0]
-
-    def _generate(self, steps: float) -> None:
-        """Steps in which all that run generate, and none can be admitted."""
-        count, counts = len(self._live), self.counts
-        counts.steps += steps
-        counts.replies += steps * count
-        contexts = sum(request.context for request in self._live)
-        counts.read += (steps * contexts + count * steps * (steps - 1) / 2) / 1e3
-        for request in self._live:
-            request.reply -= steps
-            request.context += steps
-
-    def _mixed(self) -> Generator[None, _Pushed, None]:
-        """One step, in which requests may be admitted."""
-        counts, room = self.counts, float(self._budget)
-        counts.steps += 1
-        self._prompts = 0.0
-        for request in self._live:
-            room -= self._serve(request, room)
-        while room > 0 and self._next is not None and len(self._live) < self._running:
-            request = self._admit(*self._next)
-            self._next = yield
-            room -= self._serve(request, room)
-            self._live.append(request)
-        if self._prompts > 0:
-            counts.prefill_steps += 1
-            counts.started += 0 < self._graphs < self._budget - room
-            counts.beyond = _sum(counts.beyond, _beyond_knots(self._prompts / 1e3))
-
-    def _serve(self, request: _Live, room: float) -> float:
-        """Give a request its tokens of a step; how many it took."""
-        if request.prompt > 0:
-            took = max(0.0, min(request.prompt, room))
-            request.prompt -= took
-            self._prompts += took
-            request.reply -= request.prompt <= 0
-            return took
-        self.counts.replies += 1
-        self.counts.read += request.context / 1e3
-        request.reply -= 1
-        request.context += 1
-        return 1.0
-
-    def _admit(self, size: RequestSize, reuse: RequestReuse | None) -> _Live:
-        counts, own = self.counts, size.prefill()
-        counts.prefill = _sum(counts.prefill, own) if counts.prefill else own
-        counts.requests += 1
-        compiling = 0
-        if reuse is not None:
-            self.held.add(reuse)
-            compiling = reuse.compile_blocks
-        computed, output = max(1.0, size.computed), max(1.0, size.output)
-        return _Live(computed, output, size.prompt + 1, reuse, compiling)
-
-
-def _sum(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(map(add, one, other))
-
-
-def serve_loop(
-    sizes: Iterable[RequestSize], running: int, budget: int, graph_tokens: int = 0
-) -> LoopCounts:
-    """What serving these requests counts; see `ClosedLoop`."""
-    loop = ClosedLoop(running, budget, graph_tokens)
-    for size in sizes:
-        loop.push(size)
-    return loop.close()
+#: The lower bound of work and of accuracy: it is shown, and not advised.
+_BOUND = "naive"
 
 
 @dataclass(slots=True)
@@ -319,20 +83,36 @@ class ArmProfile:
     """What an arm reuses: with a pool that never evicts, and with the pool that was given.
 
     `peak_blocks` are held by the requests that run at the same time, in a pool that never evicts.
-    `sizes` are those of the requests that are counted, `loop` is what serving them takes.
+    `predicted` is None without a grid.
     """
 
     algorithm: Algorithm
     unbounded: ReuseTotals
     limited: ReuseTotals | None
     peak_blocks: int
-    sizes: Sequence[RequestSize] = field(default=(), repr=False, compare=False)
-    loop: LoopCounts = field(default_factory=LoopCounts, repr=False, compare=False)
+    predicted: ArmPrediction | None = None
+
+    @property
+    def spec(self) -> str:
+        """What the arm is called."""
+        return self.algorithm.spec
 
     @property
     def counted(self) -> ReuseTotals:
         """With the pool that was given, or else without a limit."""
         return self.limited or self.unbounded
+
+    @property
+    def computed(self) -> float:
+        """Tokens that are computed for a request, in the mean."""
+        return self.counted.computed / max(1, self.counted.requests)
+
+    @property
+    def cost(self) -> float:
+        """Predicted seconds of the engine for a request, or else computed tokens."""
+        if self.predicted and self.predicted.requests_s:
+            return 1 / self.predicted.requests_s
+        return self.computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,19 +132,20 @@ def profile_trace(
     name: str,
     trace: Trace,
     algorithms: Sequence[Algorithm],
+    predictor: GridPredictor | None = None,
     *,
     pool: int | None = None,
     running: int = 16,
-    facts: GridFacts | None = None,
     requests: int | None = None,
 ) -> TraceProfile:
     """Count what each algorithm reuses of the first `requests`, all of them by default.
 
     `pool` is in usable blocks of 16 tokens. `running` requests are served at a time, in steps like
-    those of the engines of a grid with these `facts`. Raises ConfigError for algorithms that are
-    not counted, DataError as the trace does, and where it has no request.
+    those of the engines of the predictor's grid. Raises ConfigError for algorithms that are not
+    counted and for a pool that is too small for its chunks, DataError as the trace does, and where
+    it has no request.
     """
-    arms = [_Arm(algorithm, pool, running, facts, exact=trace.exact) for algorithm in algorithms]
+    arms = [_Arm(algorithm, pool, running, predictor, trace.exact) for algorithm in algorithms]
     traffic = TrafficSums()
     for request in islice(trace.requests, requests):
         traffic.add(request)
@@ -372,7 +153,7 @@ def profile_trace(
             arm.serve(request)
     if not traffic.requests:
         raise DataError(f"{name}: no requests", hint="a trace has one a line")
-    found = tuple(arm.profile() for arm in arms)
+    found = tuple(arm.profile(traffic.rate) for arm in arms)
     return TraceProfile(name, trace.kind, trace.exact, pool, running, traffic, found)
 
 
@@ -384,15 +165,17 @@ class _Arm:
         algorithm: Algorithm,
         pool: int | None,
         running: int,
-        facts: GridFacts | None,
-        *,
+        predictor: GridPredictor | None,
         exact: bool,
     ) -> None:
-        graphs = facts.captured(linked=links_chunks(algorithm)) if facts else 0
-        self._algorithm = algorithm
+        self._algorithm, self._predictor = algorithm, predictor
         self._unbounded = ArmSimulation(algorithm, exact=exact)
         self._limited = ArmSimulation(algorithm, exact=exact, blocks=pool) if pool else None
-        self._loop = ClosedLoop(running, facts.step_tokens if facts else STEP_TOKENS, graphs)
+        budget, graphs = _STEP_TOKENS, 0
+        if predictor:
+            budget = predictor.grid.facts.step_tokens
+            graphs = predictor.grid.facts.captured(linked=links_chunks(algorithm))
+        self._loop = ClosedLoop(running, budget, graphs)
         self._sizes: list[RequestSize] = []
 
     def serve(self, request: TracedRequest) -> None:
@@ -409,9 +192,257 @@ class _Arm:
         self._sizes.append(size)
         self._loop.push(size, held)
 
-    def profile(self) -> ArmProfile:
+    def profile(self, rate: float | None) -> ArmProfile:
+        unbounded, loop, predicted = self._unbounded.close(), self._loop.close(), None
         limited = self._limited.close() if self._limited else None
-        loop, peak = self._loop.close(), self._loop.held.peak
-        return ArmProfile(
-            self._algorithm, self._unbounded.close(), limited, peak, self._sizes, loop
+        peak = self._loop.peak_blocks
+        if self._predictor:
+            predicted = self._predictor.predict(self._algorithm, self._sizes, loop, peak, rate)
+        return ArmProfile(self._algorithm, unbounded, limited, peak, predicted)
+
+
+class Worth(StrEnum):
+    """What to do."""
+
+    YES = "yes"
+    NO = "no"
+    EQUAL = "no difference"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Whether PIC is worth it, the arm to take, and one line that says so."""
+
+    worth: Worth
+    arm: str | None
+    line: str
+
+
+def advise(profile: TraceProfile) -> Advice:
+    """Compare the best arm with chunks with the best one without, by their costs.
+
+    Outside of the grid times decide nothing that computed tokens do not say as well.
+    """
+    plain = [arm for arm in profile.arms if not links_chunks(arm.algorithm)]
+    # Private copies are counted from a tier that never forgets, which no pool pays for.
+    linked = [
+        arm
+        for arm in profile.arms
+        if links_chunks(arm.algorithm)
+        and arm.algorithm.name != _BOUND
+        and not getattr(arm.algorithm, "private", False)
+    ]
+    if not linked or not plain:
+        return Advice(Worth.UNKNOWN, None, "unknown: an arm with chunks and one without are needed")
+    worst = max(linked + plain, key=lambda arm: arm.counted.refused)
+    if worst.counted.refused:
+        line = (
+            f"unknown: a pool of {profile.pool:,} blocks is too small for "
+            f"{worst.counted.refused:,} of {profile.traffic.requests:,} requests under "
+            f"{worst.spec} (raise --pool)"
         )
+        return Advice(Worth.UNKNOWN, None, line)
+    least = min(arm.cost for arm in linked)
+    good = [arm for arm in linked if arm.cost <= least * (1 + _MARGIN)]
+    ours = min(good, key=lambda arm: (arm.algorithm.name != "mepic", arm.cost))
+    theirs = min(plain, key=lambda arm: arm.cost)
+    ratio = ours.cost / max(theirs.cost, 1e-12)
+    worth = _verdict(ratio)
+    predicted = [arm.predicted for arm in (ours, theirs) if arm.predicted]
+    figure = "seconds of the engine a request" if predicted else "computed tokens"
+    if not all(found.inside for found in predicted):
+        tokens = ours.computed / max(theirs.computed, 1e-12)
+        figure += f" (extrapolated, outside of the measured grid) and {tokens:.2f} of its tokens"
+        worth = worth if _verdict(tokens) is worth else Worth.UNKNOWN
+    taken, words = {
+        Worth.YES: (ours.spec, f"PIC is worth it: {ours.spec}"),
+        Worth.NO: (theirs.spec, f"PIC is not worth it, it loses: stay with {theirs.spec}"),
+        Worth.EQUAL: (theirs.spec, f"PIC makes no difference: stay with {theirs.spec}"),
+        Worth.UNKNOWN: (None, "unknown, measure it"),
+    }[worth]
+    line = f"{words}. {ours.spec} takes {ratio:.2f} of {theirs.spec}'s {figure}"
+    return Advice(worth, taken, f"{line}; {_why(profile.traffic, ours, theirs)}.")
+
+
+def _verdict(ratio: float) -> Worth:
+    if ratio < 1 - _MARGIN:
+        return Worth.YES
+    return Worth.NO if ratio > 1 + _MARGIN else Worth.EQUAL
+
+
+def _why(traffic: TrafficSums, ours: ArmProfile, theirs: ArmProfile) -> str:
+    if not traffic.chunks:
+        return "the trace has no chunks"
+    reasons = [
+        f"{traffic.repeated:z.0%} of chunk tokens recur",
+        f"{ours.counted.saved:z.0%} of prompt tokens are saved against {theirs.counted.saved:z.0%}",
+        f"prompts have {traffic.prompt / traffic.requests:,.0f} tokens in "
+        f"{traffic.chunks / traffic.requests:.1f} chunks",
+    ]
+    if ours.limited and ours.limited.saved < ours.unbounded.saved - 0.05:
+        reasons.append(f"the pool costs {ours.unbounded.saved - ours.limited.saved:.0%} of them")
+    return ", ".join(reasons)
+
+
+class ProfileReport:
+    """What is shown: counts, what a grid predicts of them, and the advice."""
+
+    def __init__(self, profile: TraceProfile, predictor: GridPredictor | None) -> None:
+        self._profile, self._predictor = profile, predictor
+        self._errors = predictor.errors() if predictor else None
+        self._queues = bool(predictor and profile.traffic.rate)
+        self.advice = advise(profile)
+
+    def markdown(self) -> str:
+        """The report as a page."""
+        blocks = [*self._lines(), self._table().markdown(right=1), self._legend()]
+        return "\n\n".join([*blocks, *self._grid_lines(), f"**{self.advice.line}**"])
+
+    def text(self) -> str:
+        """The report for a terminal."""
+        table = self._table()
+        columns = list(zip(table.head, *table.texts(), strict=True))
+        widths = [max(map(len, column)) for column in columns]
+        lines = []
+        for first, *others in zip(*columns, strict=True):
+            right = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))
+            lines.append("  ".join((first.ljust(widths[0]), *right)).rstrip())
+        blocks = (self._lines(), lines, [self._legend()], self._grid_lines(), [self.advice.line])
+        return "\n\n".join("\n".join(block) for block in blocks)
+
+    def json(self) -> str:
+        """All figures; times in seconds, None for what is infinite or not known."""
+        profile, traffic, predictor = self._profile, self._profile.traffic, self._predictor
+        calibration = predictor.calibration if predictor else None
+        document = {
+            "schema": 1,
+            "simulation": True,
+            "trace": {"name": profile.name, "kind": profile.kind, "exact": profile.exact},
+            "pool": profile.pool,
+            "running": profile.running,
+            "traffic": {
+                "requests": traffic.requests,
+                "prompt_tokens": traffic.prompt,
+                "output_tokens": traffic.output,
+                "chunks": traffic.chunks,
+                "chunk_tokens": traffic.chunk_tokens,
+                "repeated": traffic.repeated,
+                "rate": traffic.rate,
+            },
+            "arms": {arm.spec: _figures(arm) for arm in profile.arms},
+            "grid": predictor.grid.about() if predictor else None,
+            "calibration": calibration.about() if calibration else None,
+            "warning": predictor.warning if predictor else None,
+            "errors": asdict(self._errors) if self._errors else None,
+            "advice": asdict(self.advice),
+        }
+        return json.dumps(document, indent=1)
+
+    def _table(self) -> Table:
+        """A row for each arm."""
+        shown: dict[str, Callable[[ArmProfile], str]] = {
+            "arm": lambda arm: arm.spec,
+            "saved": lambda arm: f"{arm.unbounded.saved:z.1%}",
+            "computed a request": lambda arm: (
+                f"{arm.computed:,.0f}" if arm.counted.requests else NOTHING
+            ),
+        }
+        if self._profile.pool:
+            shown |= {
+                f"saved, pool of {self._profile.pool:,}": lambda arm: f"{arm.counted.saved:z.1%}",
+                "evicted blocks": lambda arm: f"{arm.counted.evicted_blocks:,}",
+                "refused": lambda arm: f"{arm.counted.refused:,}",
+            }
+        columns = {name: [text(arm) for arm in self._profile.arms] for name, text in shown.items()}
+        found = [arm.predicted for arm in self._profile.arms if arm.predicted]
+        if found:
+            columns["TTFT, ms"] = [_ranged(f.ttft_s, f.ttft_s_range, _ms) for f in found]
+            columns["requests/s"] = [
+                _ranged(f.requests_s, f.requests_s_range, "{:,.2f}".format) for f in found
+            ]
+            columns["KV, GiB"] = [f"{f.kv_gib:.2f}" for f in found]
+        if self._queues:
+            columns["TTFT at its rate, ms"] = [_ranged(f.loaded_ttft_s, None, _ms) for f in found]
+        rows = list(zip(*columns.values(), strict=True))
+        return Table(self._profile.name, [Column(heading) for heading in columns], rows)
+
+    def _lines(self) -> Iterator[str]:
+        """What stands above the table."""
+        traffic = self._profile.traffic
+        yield f"simulation: no model was run. {self._profile.name} ({self._profile.kind})"
+        rate = f", {traffic.rate:.3g} a second" if traffic.rate else ""
+        yield (
+            f"{traffic.requests:,} request{'s' * (traffic.requests > 1)}{rate}; "
+            f"{traffic.prompt / traffic.requests:,.0f} prompt tokens, "
+            f"{traffic.chunks / traffic.requests:.1f} chunks and "
+            f"{traffic.output / traffic.requests:,.0f} generated tokens each on average; "
+            f"{traffic.repeated:.1%} of chunk tokens in chunks seen before"
+        )
+        yield (
+            "Reuse is counted by token ids, block by block."
+            if self._profile.exact
+            else "Reuse is counted block by block; contents with different names count as "
+            "different from their first token on."
+        )
+
+    def _legend(self) -> str:
+        """What the columns mean."""
+        arms = self._profile.arms
+        copies = any(getattr(arm.algorithm, "private", False) for arm in arms)
+        ranges = any(arm.predicted and arm.predicted.ttft_s_range for arm in arms)
+        parts = {
+            "saved: prompt tokens that need not be computed, less those of compiling chunks; by a "
+            "cache that never evicts.": True,
+            "Private copies are made from a tier that never forgets.": copies,
+            "In brackets: where 90 % of the grid's single measurements lie around such a "
+            "prediction, TTFT's around medians of as many such requests.": ranges,
+            f"KV: of {self._profile.running} requests at a time.": self._predictor,
+            "TTFT at its rate: by the formula of a queue.": self._queues,
+        }
+        return " ".join(text for text, shown in parts.items() if shown)
+
+    def _grid_lines(self) -> Iterator[str]:
+        """What the predictions are worth."""
+        if self._predictor is None or self._errors is None:
+            yield "No grid was measured: neither times nor memory are predicted."
+            return
+        yield f"Predicted from: {self._predictor.grid.about()}"
+        if self._predictor.calibration:
+            yield f"At the speed of: {self._predictor.calibration.about()}"
+        if self._predictor.warning:
+            yield f"Warning: {self._predictor.warning}"
+        ttft, requests_s = self._errors.texts()
+        yield f"Leave-one-out error of TTFT: {ttft}"
+        yield f"Leave-one-out error of requests/s: {requests_s}"
+        pool, running, arms = self._profile.pool, self._profile.running, self._profile.arms
+        if crowded := [arm.spec for arm in arms if pool and arm.peak_blocks > pool]:
+            yield (
+                f"{running} requests at a time hold more than the pool, so they would wait, which "
+                f"requests/s and KV leave out (lower --running): {', '.join(crowded)}"
+            )
+        if outside := [arm.spec for arm in arms if arm.predicted and not arm.predicted.inside]:
+            yield f"Outside of the measured grid, so extrapolated: {', '.join(outside)}"
+
+
+def _ranged(
+    value: float | None, ends: tuple[float, float] | None, text: Callable[[float], str]
+) -> str:
+    if value is None:
+        return NOTHING
+    return text(value) + (f" ({text(ends[0])}-{text(ends[1])})" if ends else "")
+
+
+def _ms(seconds: float) -> str:
+    return "overloaded" if isinf(seconds) else f"{seconds * 1e3:,.1f}"
+
+
+def _figures(arm: ArmProfile) -> dict[str, Any]:
+    figures = asdict(arm.predicted) if arm.predicted else {}
+    finite = {k: None if isinstance(v, float) and isinf(v) else v for k, v in figures.items()}
+    return {
+        "unbounded": asdict(arm.unbounded) | {"saved": arm.unbounded.saved},
+        "limited": asdict(arm.limited) | {"saved": arm.limited.saved} if arm.limited else None,
+        "peak_blocks": arm.peak_blocks,
+        "predicted": finite or None,
+    }

@@ -8,6 +8,7 @@ from picbench.engines.algorithms import Algorithm, Reuse
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.plan import Canonical
+from picbench.errors import ConfigError
 from picbench.profile.blocks import (
     BlockKeys,
     BlockRun,
@@ -16,6 +17,7 @@ from picbench.profile.blocks import (
     ChunkUse,
     ComputedSlice,
     HeldRun,
+    PoolTooSmallError,
     SimulatedPool,
     blocks_of,
 )
@@ -94,10 +96,7 @@ _SUMMED = [one.name for one in fields(RequestReuse) if hasattr(ReuseTotals, one.
 
 
 class SimulatedEngine:
-    """Serves requests one at a time, in a pool of `blocks` usable blocks.
-
-    The pool raises PoolTooSmallError where the simulation itself is wrong.
-    """
+    """Serves requests one at a time, in a pool of `blocks` usable blocks."""
 
     def __init__(self, blocks: int, keys: BlockKeys) -> None:
         self.pool = SimulatedPool(blocks)
@@ -106,8 +105,22 @@ class SimulatedEngine:
         self._copied: set[bytes] = set()
         self.pool.evicted = self._on_evicted
 
+    @property
+    def blocks(self) -> int:
+        """Blocks that hold KV, while no request runs."""
+        return self.pool.keyed
+
+    @property
+    def evictions(self) -> int:
+        """Blocks that lost their KV to others."""
+        return self.pool.evictions
+
     def serve(self, plan: ChunkPlan, prompt: int, output: int) -> RequestReuse | None:
-        """Serve a prompt; None for one that the pool can never hold."""
+        """Serve a prompt; None for one that the pool can never hold.
+
+        Raises PoolTooSmallError where chunks of which some blocks are left are compiled as a whole
+        beside these, and the pool has no room for both.
+        """
         mapped = plan.mapped
         room = mapped + blocks_of(plan.computed + output - 1)
         compiling = max((sum(use.blocks) - use.mapped for use in plan.uses), default=0)
@@ -242,6 +255,8 @@ class UnboundedCache:
     `blocks` is the number of blocks with KV, each counted once.
     """
 
+    evictions = 0
+
     def __init__(self) -> None:
         self._runs: set[int] = set()
         self._begun: dict[int, int] = {}
@@ -328,10 +343,9 @@ class ArmSimulation:
     """
 
     def __init__(self, algorithm: Algorithm, *, exact: bool, blocks: int | None = None) -> None:
-        self.totals = ReuseTotals()
+        self.totals, self._algorithm = ReuseTotals(), algorithm
         self._keys = BlockKeys(exact=exact)
         self._order = ContextIndex() if algorithm.reorders else None
-        self._reuses = algorithm.reuse is not Reuse.NOTHING
         chunks = algorithm.reuse is Reuse.CHUNKS
         self._planner = ChunkPlanner(algorithm, self._keys) if chunks else None
         self._cache: UnboundedCache | SimulatedEngine = (
@@ -339,36 +353,37 @@ class ArmSimulation:
         )
 
     def serve(self, request: TracedRequest) -> RequestReuse | None:
-        """Serve the next request; None if it can never fit the pool."""
-        if self._reuses:
-            found = self._cache.serve(self._plan(request), request.prompt_tokens, request.output)
-        else:
-            own = blocks_of(request.prompt_tokens + request.output - 1)
-            fits = isinstance(self._cache, UnboundedCache) or own <= self._cache.pool.usable
-            found = RequestReuse(request.prompt_tokens, 0, own_blocks=own) if fits else None
+        """Serve the next request; None if it can never fit the pool.
+
+        Raises ConfigError for a pool that has no room for the chunks that it needs at once.
+        """
+        prompt, output = request.prompt_tokens, request.output
+        try:
+            found = self._cache.serve(self._plan(request), prompt, output)
+        except PoolTooSmallError as error:
+            raise ConfigError(
+                f"`pool` is too small to compile the chunks of {request.source or 'a request'} "
+                f"under {self._algorithm.spec}",
+                hint="raise it, or leave that algorithm out",
+            ) from error
         self.totals.add(found)
         return found
 
     def close(self) -> ReuseTotals:
         """The sums, with what the pool holds at the end."""
-        cache = self._cache
-        if isinstance(cache, UnboundedCache):
-            self.totals.cached_blocks = cache.blocks
-        else:
-            self.totals.cached_blocks = cache.pool.keyed
-            self.totals.evicted_blocks = cache.pool.evictions
+        self.totals.cached_blocks = self._cache.blocks
+        self.totals.evicted_blocks = self._cache.evictions
         return self.totals
 
     def _plan(self, request: TracedRequest) -> ChunkPlan:
+        if self._algorithm.reuse is Reuse.NOTHING:
+            return ChunkPlan((), [], request.prompt_tokens, private=True)
         segments: Sequence[TraceSegment] = request.segments
         if self._order is not None:
             # An unknown content equals no other.
-            order = self._order.arrange(
-                [
-                    (s.chunk, s.content if s.content is not None else object(), s.length)
-                    for s in segments
-                ]
-            )
+            contents = (object() if s.content is None else s.content for s in segments)
+            items = zip(segments, contents, strict=True)
+            order = self._order.arrange([(s.chunk, content, s.length) for s, content in items])
             segments = [segments[place] for place in order]
         if self._planner is not None and any(segment.chunk for segment in segments):
             return self._planner.plan(segments, request.reply)

@@ -31,9 +31,6 @@ INVENTED = 1 << 40
 #: The most tokens of one content: more would take the memory of the machine.
 _MOST = 10_000_000
 
-#: What a file that is compressed with gzip begins with.
-_GZIP = b"\x1f\x8b"
-
 #: Lines that are looked at to tell whether a trace has texts or token ids.
 _LOOKED_AT = 100
 
@@ -130,9 +127,8 @@ class PromptContent(BaseModel):
     @property
     def name(self) -> tuple[str, str] | None:
         """The field that names it, and its name."""
-        if self.chunk is not None:
-            return "chunk", self.chunk
-        return ("id", self.id) if self.id is not None else None
+        named = {"chunk": self.chunk, "id": self.id}
+        return next(((kind, name) for kind, name in named.items() if name is not None), None)
 
 
 class PromptLine(BaseModel):
@@ -183,28 +179,25 @@ class ContentTable:
         invented = array("q", range(first, first + length)).tobytes()
         return TraceSegment(self._next(), length, chunk, invented)
 
-    def named(self, kind: str, name: str) -> TraceSegment:
-        """The segment that a name stands for since an earlier call of `name`."""
+    def name(self, kind: str, name: str, segment: TraceSegment | None = None) -> TraceSegment:
+        """What a name stands for since its first occurrence, where it needs a segment."""
         known = self._named.get((kind, name))
         if known is None:
-            raise ValueError(
-                f"field {kind!r}: {name!r} has no 'text' and no 'tokens', and had none before"
-            )
-        return known
-
-    def name(self, kind: str, name: str, segment: TraceSegment) -> TraceSegment:
-        """The segment that a name stands for; at its first occurrence this one."""
-        known = self._named.get((kind, name))
-        if known is None:
+            if segment is None:
+                raise ValueError(
+                    f"field {kind!r}: {name!r} has no 'text' and no 'tokens', and had none before"
+                )
             content = segment.content if segment.content is not None else self._next()
             known = self._named[kind, name] = segment._replace(content=content)
-        elif known.length != segment.length:
+        elif segment is not None and known.length != segment.length:
             raise ValueError(
                 f"field {kind!r}: {name!r} has {segment.length} tokens here and had "
                 f"{known.length} before"
             )
-        elif known.content != segment.content and {known.content, segment.content} <= self._told:
-            raise ValueError(f"field {kind!r}: {name!r} has other tokens here than before")
+        elif segment is not None and known.content != segment.content:
+            both = {known.content, segment.content}
+            if both <= self._told:
+                raise ValueError(f"field {kind!r}: {name!r} has other tokens here than before")
         return known
 
     def _next(self) -> int:
@@ -237,7 +230,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Lines that are not blank, with their numbers. Raises ConfigError for an unreadable file."""
     try:
         with path.open("rb") as file:
-            packed = file.peek(len(_GZIP)).startswith(_GZIP)
+            packed = file.peek(2).startswith(b"\x1f\x8b")  # As gzip's files do.
             plain = gzip.GzipFile(fileobj=file) if packed else file
             text = io.TextIOWrapper(plain, encoding="utf-8-sig", errors="backslashreplace")
             for number, line in enumerate(text, 1):
@@ -356,8 +349,7 @@ class _Segments:
     """Makes segments of the contents of a user's lines."""
 
     def __init__(self, table: ContentTable, load: Callable[[], Encode]) -> None:
-        self._table = table
-        self._load = load
+        self._table, self._load = table, load
         self._encode: Encode | None = None
         self._start: tuple[int, ...] = ()
         self._texts: set[tuple[str, str]] = set()
@@ -370,33 +362,30 @@ class _Segments:
         """
         made = [self.of_content(content, f"parts.{place}") for place, content in enumerate(parts)]
         first = parts[0]
-        if self._start and (
-            first.text is not None or (first.tokens is None and first.name in self._texts)
-        ):
+        named = first.tokens is None and first.name in self._texts
+        if self._start and (first.text is not None or named):
             made.insert(0, self._table.of_tokens(self._start, chunk=False))
         return tuple(segment for segment in made if segment.length)
 
     def of_content(self, content: PromptContent, where: str) -> TraceSegment:
         """The segment of a content. Raises ValueError that names `where` it stands."""
+        chunk, tokens, made = content.chunk is not None, content.tokens, None
+        if isinstance(tokens, int):
+            made = self._table.of_length(tokens, chunk=chunk)
+        elif tokens is not None:
+            made = self._table.of_tokens(tokens, chunk=chunk)
+        elif content.text is not None:
+            if self._encode is None:
+                self._encode = self._load()
+                self._start = self._encode("")
+            ids = self._encode(content.text)[len(self._start) :]
+            made = self._table.of_tokens(ids, chunk=chunk)
+        if content.name is None:
+            assert made is not None, "PromptContent has a name, a text or tokens"
+            return made
+        if content.text is not None:
+            self._texts.add(content.name)
         try:
-            if content.name is None:
-                return self._made(content)
-            if content.text is None and content.tokens is None:
-                return self._table.named(*content.name)
-            if content.text is not None:
-                self._texts.add(content.name)
-            return self._table.name(*content.name, self._made(content))
+            return self._table.name(*content.name, made)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
-
-    def _made(self, content: PromptContent) -> TraceSegment:
-        chunk, tokens = content.chunk is not None, content.tokens
-        if isinstance(tokens, int):
-            return self._table.of_length(tokens, chunk=chunk)
-        if content.text is None:
-            return self._table.of_tokens(tokens or (), chunk=chunk)
-        if self._encode is None:
-            self._encode = self._load()
-            self._start = self._encode("")
-        ids = self._encode(content.text)[len(self._start) :]
-        return self._table.of_tokens(ids, chunk=chunk)

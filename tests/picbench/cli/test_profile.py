@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from picbench.cli import main
-from picbench.profile.grid import packaged_grids
+from picbench.profile.predictor import PACKAGED
 
 
 def trace(path: Path, chunks: list[list[str]], output: int = 8) -> Path:
@@ -69,6 +69,28 @@ def test_chunks_that_recur_are_worth_it(tmp_path: Path) -> None:
     assert none["advice"]["worth"] == "unknown"
     assert "80 blocks is too small for 60 of 60 requests under" in none["advice"]["line"]
     assert profiled(path, "--pool", "70")["arms"]["full"]["limited"]["refused"] == 60
+
+
+def test_a_pool_without_room_for_a_chunk_and_what_is_left_of_it_is_one_line(
+    tmp_path: Path,
+) -> None:
+    """Blocks of chunks that are left over are held while the chunks are compiled anew."""
+    length = {"a": 32, "b": 100, "c": 32, "d": 32}
+    lines = [
+        {
+            "output": 8,
+            "parts": [{"chunk": c, "tokens": length[c]} for c in chunks] + [{"tokens": 10}],
+        }
+        for chunks in ("dba", "ba")
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ("--grid", "none", "--pool", "14", "--algo", "prefix,epic:k=16:copy=shared")
+    done = CliRunner().invoke(main, ["profile", str(path), *words])
+    assert done.exit_code == 2
+    [line] = done.stderr.splitlines()
+    assert "--pool is too small to compile the chunks of" in line
+    assert line.endswith("(raise it, or leave that algorithm out)")
 
 
 def test_more_requests_at_a_time_than_the_pool_holds_are_said(tmp_path: Path) -> None:
@@ -176,7 +198,7 @@ def test_neither_torch_nor_vllm_is_loaded(tmp_path: Path) -> None:
 
 def test_a_calibration_changes_times_and_is_named(tmp_path: Path) -> None:
     path = str(trace(tmp_path / "t.jsonl", shared(12, 3), output=4))
-    cells = json.loads(packaged_grids()["cpu-testbed"].read_bytes())
+    cells = json.loads(PACKAGED["cpu-testbed"].read_bytes())
     for cell in cells["cells"]:
         for arm in cell["arms"].values():
             arm["ttft_s"] *= 3
@@ -203,7 +225,7 @@ def test_a_calibration_changes_times_and_is_named(tmp_path: Path) -> None:
         (("--grid", "none", "--calibration", "x.json"), "there is no grid to calibrate"),
         (("--calibration", "nowhere.json"), "nowhere.json: No such file or directory"),
         (
-            ("--calibration", str(packaged_grids()["cpu-testbed"])),
+            ("--calibration", str(PACKAGED["cpu-testbed"])),
             "--calibration: its model is testbed model, the grid's is shape:llama-3.1-8b",
         ),
     ],

@@ -11,19 +11,17 @@ from local_servers import LocalLauncher
 
 from picbench.errors import IncomparableRuns
 from picbench.experiments import break_even as measuring
-from picbench.experiments import grid as grids
 from picbench.experiments.break_even import (
-    GridRecord,
     ServedTraffic,
     crossing,
     find_ratios,
-    grid_plan,
     render_page,
     stage_errors,
     write_page,
 )
 from picbench.experiments.grid import (
     ARMS,
+    GridEngines,
     GridSettings,
     GridStage,
     GridTraffic,
@@ -31,7 +29,7 @@ from picbench.experiments.grid import (
     read_grids,
 )
 from picbench.figures.canvas import FORMATS
-from picbench.profile.grid import (
+from picbench.profile.predictor import (
     ALONE,
     BURST,
     ArmCell,
@@ -44,7 +42,10 @@ from picbench.profile.grid import (
 )
 from picbench.run.measurements import BreakEven
 
-FACTS = GridFacts("a machine", {"vllm": "1", "commit": "a"}, "m", "float32", 1024, 100, 4, "")
+FACTS = GridFacts(
+    *("a machine", {"vllm": "1", "commit": "a"}, "m", "float32", 1024, 100, 4, ""),
+    graph_tokens={"mepic": 0},
+)
 SETTINGS = read_grids()["cpu"]
 
 
@@ -65,7 +66,7 @@ def measured(count: int | None = None) -> MeasuredGrid:
     """A grid in which mepic is better from half of the tokens on."""
     cells = []
     for traffic in plan_grid(SETTINGS)[:count]:
-        for point in traffic.points:
+        for point, _ in traffic.keys:
             mepic = 1.5 - point.reuse + traffic.seed / 1000
             arms = {arm: cell(1.0) for arm in ARMS} | {"mepic": cell(mepic, 1 / mepic, 5.0)}
             cells.append(MeasuredCell(point, traffic.seed, arms, 2.0))
@@ -80,8 +81,7 @@ def left(output: Path, grid: MeasuredGrid | None = None) -> tuple[int, ...]:
     """Cells that are measured beside this grid, all of them, and seconds that the rest takes."""
     if grid is not None:
         write_grid(output / "grid.json", grid)
-    plan = grid_plan(wanted(output), SETTINGS)
-    said = plan.progress(GridRecord(output / "grid.json", plan, lambda _: FACTS))
+    said = measuring.measure(wanted(output, dry_run=True)).page
     return tuple(int(number) for number in re.findall(r"\d+", said.replace(",", "")))
 
 
@@ -111,7 +111,7 @@ def test_cells_of_another_machine_are_not_joined(tmp_path: Path) -> None:
     measuring.add_cells(path, FACTS, cells)
     with pytest.raises(IncomparableRuns, match="hardware"):
         measuring.add_cells(path, replace(FACTS, hardware="another"), cells)
-    graphs = replace(FACTS, graph_tokens={"mepic": 1024}, versions={"driver": "1"})
+    graphs = replace(FACTS, graph_tokens={"mepic": 1024})
     with pytest.raises(IncomparableRuns, match="measured with no CUDA graphs, here are CUDA"):
         measuring.add_cells(path, graphs, cells)
     with pytest.raises(IncomparableRuns, match="vllm 1"):
@@ -156,18 +156,18 @@ def test_what_was_disturbed_is_measured_once_more(
     served, all_cells, planned = list[GridTraffic](), measured().cells, plan_grid(SETTINGS)
     new = [next(t for t in planned if t.point.load == BURST and t.seed == s) for s in (0, 1)]
     again = [t for t in planned if t.point.load == ALONE and not t.seed][:3]
-    cells = [one for one in all_cells if (one.point, one.seed) not in keys(new)]
+    cells = [one for one in all_cells if one.key not in keys(new)]
     busy = keys(again)
-    cells = [disturbed((one,), 0.5 if (one.point, one.seed) in busy else 1.0)[0] for one in cells]
+    cells = [disturbed((one,), 0.5 if one.key in busy else 1.0)[0] for one in cells]
     measuring.add_cells(tmp_path / "grid.json", FACTS, cells)
 
     def serve(cell: ServedTraffic, *_: object) -> dict[str, dict[str, ArmCell]]:
         served.append(cell.traffic)
-        own = [one for one in all_cells if (one.point, one.seed) in keys([cell.traffic])]
+        own = [one for one in all_cells if one.key in keys([cell.traffic])]
         found = disturbed(own, 0.5 if cell.traffic == again[0] else 1.0)
         return {arm: {one.point.cache: one.arms[arm] for one in found} for arm in ARMS}
 
-    monkeypatch.setattr(grids, "grid_facts", lambda *_: FACTS)
+    monkeypatch.setattr(GridEngines, "facts", lambda *_: FACTS)
     monkeypatch.setattr(measuring, "write_page", lambda *_: "")
     monkeypatch.setattr(ServedTraffic, "serve", serve)
     launcher = LocalLauncher()
@@ -175,7 +175,7 @@ def test_what_was_disturbed_is_measured_once_more(
     assert served == [new[0], *again, new[1]]
     kept = read_grid(tmp_path / "grid.json")
     assert len(kept.cells) == 2 * len(planned)
-    assert {(one.point, one.seed) for one in kept.cells if one.disturbed} == keys(again[:1])
+    assert {one.key for one in kept.cells if one.disturbed} == keys(again[:1])
     # Nothing is left, so nothing is started for it.
     assert len(launcher.servers) == 1
     measuring.measure(wanted(tmp_path), launcher)
@@ -184,7 +184,7 @@ def test_what_was_disturbed_is_measured_once_more(
 
 def test_a_grid_that_is_not_done_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measuring.add_cells(tmp_path / "grid.json", FACTS, measured(12).cells)
-    monkeypatch.setattr(grids, "grid_facts", lambda *_: FACTS)
+    monkeypatch.setattr(GridEngines, "facts", lambda *_: FACTS)
     monkeypatch.setattr(measuring, "draw_ratios", lambda *_: None)
     done = measuring.measure(wanted(tmp_path, seconds=1e-9), LocalLauncher())
     assert done.code == 4
@@ -229,7 +229,7 @@ def test_the_page_names_crossings_and_losses(tmp_path: Path) -> None:
     assert "Where no chunk recurs" not in page
     assert "nothing else used" not in page
     quiet = replace(grid, cells=[*disturbed(grid.cells[:-1], 0.75), grid.cells[-1]])
-    said = "75% of the requests alone began on a core that nothing else used; of "
+    said = "75% of the requests alone began on a core that nothing else used."
     assert said in rendered(quiet)
 
 
@@ -273,7 +273,7 @@ def in_stages(settings: GridSettings) -> MeasuredGrid:
     """mepic is better from half of the reuse on, with the last seeds from a quarter on."""
     cells = []
     for traffic in plan_grid(settings):
-        for point in traffic.points:
+        for point, _ in traffic.keys:
             mepic = (1.5 if traffic.seed == 0 else 1.25) - point.reuse + 0.01
             arms = {arm: sized(point, 1.0) for arm in ("prefix", "reorder")}
             arms["mepic"] = sized(point, mepic)

@@ -30,7 +30,7 @@ from picbench.experiments.grid import (
     serve_cells,
     time_loop,
 )
-from picbench.profile.grid import ALONE, BURST, ArmCell
+from picbench.profile.predictor import ALONE, BURST, ArmCell
 from picbench.run.measurements import BreakEven
 from picbench.run.runner import share
 from picbench.workloads.traffic.corpus import from_tokens
@@ -69,18 +69,28 @@ def test_a_gpus_grid_repeats_small_prompts_first() -> None:
     assert len(points) == len(once)
     assert {p for p in points if p.load == ALONE} >= {traffic.point for traffic in small}
     assert Counter(t.seed for t in small)[1] == Counter(t.seed for t in small)[2] > 20
-    assert max(t.point.chunks * t.point.chunk_tokens for t in small) == settings.again_tokens
+    assert max(t.point.prompt for t in small) == settings.again_tokens
     assert not points & {traffic.point for traffic in beside}
     assert {traffic.seed for traffic in again} == {1, 2}
 
 
-def test_more_lengths_of_prompts_are_served_alone() -> None:
+def test_arms_and_lengths_are_served_where_they_tell_something() -> None:
     settings = GRIDS["cuda"]
-    counts: dict[str, set[int]] = {}
-    for traffic in plan_grid(settings):
-        counts.setdefault(traffic.point.load, set()).add(traffic.point.chunks)
-    assert counts[BURST] == set(settings.chunks)
-    assert counts[ALONE] == {*settings.chunks, *settings.alone_chunks} > counts[BURST]
+    points = {traffic.point for traffic in plan_grid(settings)}
+    lengths = {load: {p.chunks for p in points if p.load == load} for load in (ALONE, BURST)}
+    assert lengths[BURST] == set(settings.chunks)
+    assert lengths[ALONE] == {*settings.chunks, *settings.alone_chunks} > lengths[BURST]
+    for point in points:
+        arms = settings.arms_at(point)
+        small = point.load == ALONE and (1 - point.reuse) * point.prompt <= 1024
+        assert ("naive" in arms) is small, point
+        assert "full" not in arms or not point.reuse
+        rivals = {"prefix", "reorder"} if point.reuse else {"prefix"}
+        assert rivals | {"mepic"} == set(arms) - {"full", "naive"}
+    assert "naive" in GRIDS["cpu"].arms
+    long = next(p for p in points if p.prompt > 10_000 and p.load == BURST)
+    short = next(p for p in points if p.prompt < 300 and p.load == BURST)
+    assert settings.requests(long) < settings.requests(short)
 
 
 @given(
@@ -101,15 +111,6 @@ def test_parts_are_all_of_a_grid_in_its_order(
     for part in (whole, *parts):
         places = [order.index(settings.stage(traffic)) for traffic in part]
         assert places == sorted(places)
-
-
-def test_naive_is_served_where_steps_are_small() -> None:
-    settings = GRIDS["cuda"]
-    for point in {traffic.point for traffic in plan_grid(settings)}:
-        served = "naive" in settings.arms_at(point)
-        new = (1 - point.reuse) * point.chunks * point.chunk_tokens
-        assert served is (point.load == ALONE and new <= 1024), point
-    assert "naive" in GRIDS["cpu"].arms
 
 
 def test_traffic_has_the_reuse_that_the_cell_says() -> None:
@@ -143,18 +144,6 @@ def test_a_warm_cache_has_what_its_requests_have_in_common(device: str) -> None:
         assert known == pytest.approx(traffic.point.reuse * min(1.0, held), abs=0.13), traffic
         if traffic.point.reuse == 0:
             assert not filled
-
-
-def test_what_takes_the_same_at_every_reuse_is_served_once() -> None:
-    points = {traffic.point for traffic in plan_grid(GRIDS["cuda"])}
-    full = {p.reuse for p in points if "full" in GRIDS["cuda"].arms_at(p)}
-    assert full == {0.0}
-    for point in points:
-        rivals = {"prefix", "reorder"} if point.reuse else {"prefix"}
-        assert rivals | {"mepic"} == set(GRIDS["cuda"].arms_at(point)) - {"full", "naive"}
-    long = next(p for p in points if p.chunks * p.chunk_tokens > 10_000 and p.load == BURST)
-    short = next(p for p in points if p.chunks * p.chunk_tokens < 300 and p.load == BURST)
-    assert GRIDS["cuda"].requests(long) < GRIDS["cuda"].requests(short)
 
 
 def served(
@@ -198,7 +187,7 @@ def test_what_is_not_reordered_is_served_once(device: str, stock: bool) -> None:
 
 def test_each_batch_has_arrivals_of_its_own() -> None:
     settings = GRIDS["cuda"]
-    traffic = next(t for t in plan_grid(settings) if t.point.load not in (ALONE, BURST))
+    traffic = next(t for t in plan_grid(settings) if not t.point.closed)
     cold, fill, warm = draw_traffic(traffic, settings)
     for batch in (cold, warm):
         assert batch.arrivals is not None
@@ -228,19 +217,14 @@ class Served:
         return [Result("", (1, 2), (3,), timings, counts, Hits()) for _ in requests]
 
 
-def cpu_work(requests: int, running: int) -> CellWork:
-    """The first batch of mepic's, as many requests of it."""
+def cpu_work(running: int) -> CellWork:
+    """Four requests of mepic's, and what fills the cache."""
     drawn = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
-    batch = SampleBatch(drawn.cold.samples[:requests])
-    return CellWork("mepic", [batch], running, stock=False)
-
-
-def test_what_fills_the_cache_is_served_together() -> None:
-    batches = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
-    work = CellWork("mepic", [batches.fill], 1, stock=False, filling=16)
-    engine = Served()
-    serve_cells(work, inf, engine)  # type: ignore[arg-type]
-    assert engine.calls == [(len(batches.fill.samples), 16)]
+    batches = (
+        SampleBatch(drawn.cold.samples[:4]),
+        drawn.fill._replace(samples=drawn.fill.samples[:9]),
+    )
+    return CellWork("mepic", batches, running, stock=False, filling=16)
 
 
 def test_requests_alone_begin_on_a_quiet_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,33 +233,30 @@ def test_requests_alone_begin_on_a_quiet_core_each(monkeypatch: pytest.MonkeyPat
 
         def __init__(self, shortest: float) -> None:
             self.shortest = shortest / 2
-            self.settled = iter((False, True, True, True))
+            self.settled = iter((False, True, True, True, True))
 
         def settle(self) -> bool:
             return next(self.settled)
 
     monkeypatch.setattr(grid, "QuietCores", Cores)
     engine = Served()
-    [cell], shortest = serve_cells(cpu_work(4, running=1), 8.0, engine)  # type: ignore[arg-type]
-    assert engine.calls == 4 * [(1, 1)]
+    [cell], shortest = serve_cells(cpu_work(running=1), 8.0, engine)  # type: ignore[arg-type]
+    # What fills the cache is served together.
+    assert engine.calls == [*4 * [(1, 1)], (9, 16)]
     assert shortest == 4.0
     assert (cell.requests, cell.quiet, cell.ttft_s) == (4, 0.75, 0.5)
     assert cell.requests_s == pytest.approx(4 / (4 * 1.5))
 
 
-def test_without_quiet_cores_requests_alone_are_one_call() -> None:
+@pytest.mark.parametrize(("shortest", "running"), [(None, 1), (inf, 4)])
+def test_a_burst_is_one_call_and_so_are_requests_where_cores_do_not_matter(
+    shortest: float | None, running: int
+) -> None:
     engine = Served()
-    [cell], shortest = serve_cells(cpu_work(4, running=1), None, engine)  # type: ignore[arg-type]
-    assert engine.calls == [(4, 1)]
-    assert (shortest, cell.quiet) == (None, None)
-
-
-def test_a_burst_is_one_call() -> None:
-    engine = Served()
-    [cell], _ = serve_cells(cpu_work(4, running=4), inf, engine)  # type: ignore[arg-type]
-    assert engine.calls == [(4, 4)]
+    [cell], found = serve_cells(cpu_work(running), shortest, engine)  # type: ignore[arg-type]
+    assert engine.calls[0] == (4, running)
     assert cell.requests_s == pytest.approx(4 / 1.5)
-    assert cell.quiet in (0.0, 1.0)
+    assert (found is None) == (cell.quiet is None) == (shortest is None)
 
 
 class Server:
@@ -298,19 +279,18 @@ def test_stock_vllm_serves_what_it_can_on_a_gpu() -> None:
         assert {arm for arm in ARMS if configs[engines.name(arm)].stock} == stock
 
 
-def test_engines_hold_cores_against_the_quietest_of_all() -> None:
-    engines, servers = GridEngines("cuda"), {"picbench": Server(2.0), "stock": Server(1.0)}
+@pytest.mark.parametrize(
+    ("device", "own", "stock"),
+    [("cuda", [inf, 1.0], [2.0, 1.0]), ("cpu", [None] * 4, [])],
+)
+def test_engines_hold_cores_against_the_quietest_of_all(
+    device: str, own: list[float | None], stock: list[float]
+) -> None:
+    engines, servers = GridEngines(device), {"picbench": Server(2.0), "stock": Server(1.0)}
     for arm in ("mepic", "prefix", "naive", "full"):
-        assert engines.serve(servers, CellWork(arm, (), 1, stock=False)) == []  # type: ignore[arg-type]
-    assert servers["picbench"].told == [inf, 1.0]
-    assert servers["stock"].told == [2.0, 1.0]
-
-
-def test_a_cpus_cores_are_taken_as_they_are() -> None:
-    engines, servers = GridEngines("cpu"), {"picbench": Server(2.0)}
-    for arm in ("mepic", "full"):
-        assert engines.serve(servers, CellWork(arm, (), 1, stock=False)) == []  # type: ignore[arg-type]
-    assert servers["picbench"].told == [None, None]
+        assert engines.serve(servers, arm, (), 1) == []  # type: ignore[arg-type]
+    assert servers["picbench"].told == own
+    assert servers["stock"].told == stock
 
 
 class Host:

@@ -4,17 +4,17 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from local_servers import LocalLauncher
 
 from picbench.engines.algorithms import Registry
-from picbench.errors import ConfigError, IncomparableRuns
-from picbench.experiments import grid as grids
+from picbench.errors import ConfigError, EngineError, IncomparableRuns
 from picbench.experiments.grid import (
     ARMS,
-    CellWork,
     GridEngines,
+    SampleBatch,
     draw_traffic,
     plan_grid,
     read_grids,
@@ -24,35 +24,33 @@ from picbench.experiments.profile_check import (
     CheckedRepeat,
     CheckedRepeats,
     CheckedServing,
-    GridControls,
     RepeatsRecord,
     check_profile,
+    choose_control,
     read_repeats,
     slowness_by_kind,
     summarise_figures,
 )
-from picbench.profile.grid import (
+from picbench.profile.predictor import (
     ALONE,
     BURST,
     ArmCell,
     GridFacts,
     GridPoint,
+    GridPredictor,
     MeasuredCell,
     MeasuredGrid,
 )
-from picbench.profile.predictor import GridPredictor
-from picbench.profile.profile import (
-    ArmProfile,
-    RequestSize,
-    TraceProfile,
-    TrafficSums,
-)
+from picbench.profile.profile import ArmProfile, TraceProfile, TrafficSums
 from picbench.profile.reuse import ReuseTotals
 from picbench.run.measurements import ProfileCheck
 from picbench.run.runner import Cell
 
 SETTINGS = read_grids()["cpu"]
-FACTS = GridFacts("a machine", {"commit": "abc"}, "m", "float32", 1 << 20, 100, 4, "")
+FACTS = GridFacts(
+    *("a machine", {"commit": "abc"}, "m", "float32", 1 << 20, 100, 4, ""),
+    graph_tokens={"mepic": 0},
+)
 
 
 def exact(prompt: float, computed: float, output: float, slow: float = 1.0) -> ArmCell:
@@ -94,8 +92,8 @@ class SlowerEngines(LocalLauncher):
         self.called = 0
         self.quiet: float | None = None
 
-    def serve(self, work: CellWork) -> list[ArmCell]:
-        [batch] = work.batches
+    def serve(self, batches: list[SampleBatch]) -> list[ArmCell]:
+        [batch] = batches
         tokens = [len(s.tokens) for sample in batch.samples for s in sample.segments]
         prompt = sum(tokens) / len(batch.samples)
         self.called += 1
@@ -107,8 +105,8 @@ class SlowerEngines(LocalLauncher):
 def engines(monkeypatch: pytest.MonkeyPatch) -> SlowerEngines:
     """The engines of all arms, which `FACTS` describe."""
     found = SlowerEngines()
-    monkeypatch.setattr(GridEngines, "serve", lambda _, __, work: found.serve(work))
-    monkeypatch.setattr(grids, "grid_facts", lambda *_: FACTS)
+    monkeypatch.setattr(GridEngines, "serve", lambda *given: found.serve(given[3]))
+    monkeypatch.setattr(GridEngines, "facts", lambda *_: FACTS)
     return found
 
 
@@ -117,16 +115,10 @@ Check = Callable[..., tuple[list[CheckedFigure], bool]]
 
 
 @pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def check(tmp_path: Path, engines: SlowerEngines, said: list[str]) -> Check:
+def check(tmp_path: Path, engines: SlowerEngines) -> Check:
     def checked(repeats: int, **others: object) -> tuple[list[CheckedFigure], bool]:
         settings = ProfileCheck(device="cpu", output=tmp_path, grid="none", repeats=repeats)
-        chosen = settings.model_copy(update=others)
-        return check_profile(chosen, GridPredictor(grid()), said.append, engines)
+        return check_profile(settings.model_copy(update=others), GridPredictor(grid()), engines)
 
     return checked
 
@@ -135,7 +127,9 @@ def page(folder: Path) -> str:
     return (folder / "profile.md").read_text()
 
 
-def test_errors_are_those_of_the_median(check: Check, tmp_path: Path, said: list[str]) -> None:
+def test_errors_are_those_of_the_median(
+    check: Check, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found, done = check(2)
     assert done
     full = [one for one in found if one.arm == "full" and one.figure != "KV, GiB"]
@@ -150,10 +144,9 @@ def test_errors_are_those_of_the_median(check: Check, tmp_path: Path, said: list
     mepic = {one.figure: one for one in found if one.arm == "mepic" and one.trace == "popular"}
     assert mepic["computed tokens"].error < -0.3
     assert mepic["TTFT, s"].verdict == "fails"
-    assert [line.split(":")[0] for line in said if line.startswith("repeat")] == [
-        "repeat 0, round 1",
-        "repeat 1, round 1",
-    ]
+    said = capsys.readouterr().out.splitlines()
+    repeats = [line.split(":")[0] for line in said if line.startswith("repeat")]
+    assert repeats == ["repeat 0, round 1", "repeat 1, round 1"]
     assert summarise_figures(found) in said
     assert "| popular | mepic | TTFT, s |" in page(tmp_path)
     assert (tmp_path / "profile.json").exists()
@@ -182,11 +175,15 @@ def test_the_page_says_how_quiet_the_host_was(
 
 
 def test_other_graphs_are_warned_of(
-    check: Check, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    check: Check,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    graphs = replace(FACTS, versions={"commit": "abc", "driver": "1"}, graph_tokens={"mepic": 1024})
-    monkeypatch.setattr(grids, "grid_facts", lambda *_: graphs)
+    graphs = replace(FACTS, graph_tokens={"mepic": 1024})
+    monkeypatch.setattr(GridEngines, "facts", lambda *_: graphs)
     check(1)
+    said = capsys.readouterr().out.splitlines()
     [warning] = [line for line in said if line.startswith("warning: ")]
     warning = warning.removeprefix("warning: ")
     assert warning.startswith("these engines: CUDA graphs of up to 1,024 tokens, --grid: no")
@@ -194,8 +191,7 @@ def test_other_graphs_are_warned_of(
 
 
 def test_a_grid_of_another_model_is_refused(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = GridFacts("b", {}, "other", "f", 1, 1, 1, "")
-    monkeypatch.setattr(grids, "grid_facts", lambda *_: other)
+    monkeypatch.setattr(GridEngines, "facts", lambda *_: replace(FACTS, model="other"))
     with pytest.raises(ConfigError, match="the grid is of m, this is other"):
         check(1)
 
@@ -216,13 +212,32 @@ def test_no_engine_starts_where_nothing_is_left(
     assert len(engines.servers) == started
 
 
+def test_what_was_measured_before_a_failure_is_on_the_page(
+    check: Check, tmp_path: Path, engines: SlowerEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(*given: Any) -> list[ArmCell]:
+        if engines.called == 3 * 4 * len(ARMS):
+            raise EngineError("it ended")
+        return engines.serve(given[3])
+
+    monkeypatch.setattr(GridEngines, "serve", serve)
+    with pytest.raises(EngineError):
+        check(2)
+    assert "of 1 repeats" in page(tmp_path)
+
+
+def slowness(found: list[CheckedFigure]) -> list[float]:
+    """Of full's requests a second on one trace."""
+    [popular] = [one for one in found if (one.trace, one.arm) == ("popular", "full") and one.rate]
+    return popular.slowness
+
+
 def test_the_same_call_continues(check: Check, engines: SlowerEngines) -> None:
     for repeats in (1, 2):
         found, done = check(3, seconds=1e-9)
         assert not done
         assert {len(one.measured) for one in found} == {repeats}
-    [popular] = [one for one in found if (one.trace, one.arm) == ("popular", "full") and one.rate]
-    assert popular.slowness == pytest.approx([1, 2], rel=0.02)
+    assert slowness(found) == pytest.approx([1, 2], rel=0.02)
     assert check(3)[1]
     called = engines.called
     found, done = check(3)
@@ -231,17 +246,12 @@ def test_the_same_call_continues(check: Check, engines: SlowerEngines) -> None:
     assert engines.called == called
 
 
-def test_parts_write_the_same_page(check: Check, tmp_path: Path, engines: SlowerEngines) -> None:
+def test_parts_write_the_same_page(check: Check, tmp_path: Path) -> None:
     assert check(3, part=(2, 2))[1]
     found, done = check(3, part=(1, 2))
     assert done
-    assert {len(one.measured) for one in found} == {3}
-    [popular] = [one for one in found if (one.trace, one.arm) == ("popular", "full") and one.rate]
-    assert popular.slowness == pytest.approx([2, 1, 2], rel=0.02)
+    assert slowness(found) == pytest.approx([2, 1, 2], rel=0.02)
     assert "of 3 repeats" in page(tmp_path)
-    called = engines.called
-    assert check(3)[1]
-    assert engines.called == called
 
 
 def serving(ttft: float) -> CheckedServing:
@@ -256,7 +266,7 @@ def add(
     path: Path, number: int, ttft: float = 0.1, facts: GridFacts = FACTS, seed: int = 77
 ) -> CheckedRepeats:
     """All repeats after one was added."""
-    record = RepeatsRecord(path, seed, lambda _: facts, lambda _: None)
+    record = RepeatsRecord(path, seed, lambda _: facts)
     record.begin({}, {}, 1.0)
     record.note(Cell("repeat", rank=number), 1, {"popular": {"mepic": serving(ttft)}}, 2.0)
     assert record.found == read_repeats(path)
@@ -283,7 +293,7 @@ def test_repeats_are_read_in_order_as_written(tmp_path: Path) -> None:
         (replace(FACTS, dtype="bfloat16"), "dtype float32, here is bfloat16"),
         (replace(FACTS, versions={"commit": "def"}), "commit abc, here is def"),
         (replace(FACTS, versions={"commit": "abc", "torch": "2"}), "torch None, here is 2"),
-        (replace(FACTS, graph_tokens={"full": 512}), "graph_tokens None, here is"),
+        (replace(FACTS, graph_tokens={"full": 512}), "graph_tokens .*, here is"),
     ],
 )
 def test_other_engines_are_refused(tmp_path: Path, other: GridFacts, says: str) -> None:
@@ -314,14 +324,9 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"profile-cells.json: ."):
         read_repeats(path)
-
-
-def test_a_repeat_without_its_times_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "profile-cells.json"
+    path.unlink()
     add(path, 0)
-    found = json.loads(path.read_text())
-    del found["repeats"][0]["traces"]["popular"]["mepic"]["alone"]["ttft_s"]
-    path.write_text(json.dumps(found))
+    path.write_text(path.read_text().replace('"ttft_s"', '"other"', 1))
     with pytest.raises(ConfigError, match=r"repeats.0.traces.popular.mepic.alone.ttft_s"):
         read_repeats(path)
 
@@ -341,24 +346,20 @@ def figure(
 
 
 @pytest.mark.parametrize(
-    ("measured", "predicted", "slowness", "verdict"),
+    ("measured", "predicted", "slowness", "rate", "verdict"),
     [
-        ([9.0, 10.0, 30.0], 11.5, 1.0, "holds"),
-        ([9.0, 10.0, 30.0], 11.6, 1.0, "fails"),
-        ([20.0], 10.0, 2.0, "at the grid's speed"),
-        ([20.0], 30.0, 2.0, "fails"),
+        ([9.0, 10.0, 30.0], 11.5, 1.0, False, "holds"),
+        ([9.0, 10.0, 30.0], 11.6, 1.0, False, "fails"),
+        ([20.0], 10.0, 2.0, False, "at the grid's speed"),
+        ([20.0], 30.0, 2.0, False, "fails"),
+        # A slow machine answers fewer requests.
+        ([10.0], 20.0, 2.0, True, "at the grid's speed"),
     ],
 )
 def test_a_prediction_holds_for_the_median_or_at_the_grids_speed(
-    measured: list[float], predicted: float, slowness: float, verdict: str
+    measured: list[float], predicted: float, slowness: float, rate: bool, verdict: str
 ) -> None:
-    assert figure(measured, predicted, slowness).verdict == verdict
-
-
-def test_a_slow_machine_answers_fewer_requests() -> None:
-    found = figure([10.0], 20.0, 2.0, rate=True)
-    assert found.error == 1.0
-    assert found.error_at_speed == 0.0
+    assert figure(measured, predicted, slowness, rate=rate).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -396,36 +397,36 @@ def shared() -> MeasuredGrid:
     return MeasuredGrid(FACTS, cells)
 
 
-def profile(arm: str, prompt: int, computed: int) -> tuple[TraceProfile, ArmProfile]:
-    """A trace of two requests alike, of which an arm computes so much."""
+def choose(
+    measured: MeasuredGrid, arm: str, prompt: int, computed: int, load: str
+) -> tuple[GridPoint, object]:
+    """The control for a trace of two requests alike, of which an arm computes so much."""
     totals = ReuseTotals(requests=2, prompt=2 * prompt, reused=2 * (prompt - computed))
-    sizes = [RequestSize(prompt, computed, 0, 0, 0, 4)]
-    found = ArmProfile(Registry().parse(arm), totals, None, 1, sizes)
-    traffic = TrafficSums(requests=2, prompt=2 * prompt)
-    return TraceProfile("trace", "named", True, None, 4, traffic, (found,)), found
+    found = ArmProfile(Registry().parse(arm), totals, None, 1)
+    traffic = TrafficSums(requests=2, prompt=2 * prompt, output=8)
+    whole = TraceProfile("trace", "named", True, None, 4, traffic, (found,))
+    return choose_control(measured, SETTINGS, whole, found, load)
 
 
 @pytest.mark.parametrize(
-    ("arm", "computed", "reuse"),
-    [("mepic", 96, 0.0), ("mepic", 48, 0.5), ("mepic", 7, 0.95), ("naive", 7, 0.95)],
+    ("arm", "prompt", "computed", "load", "expected"),
+    [
+        ("mepic", 96, 96, ALONE, (2, 48, 0.0)),
+        ("mepic", 96, 48, ALONE, (2, 48, 0.5)),
+        ("mepic", 96, 7, ALONE, (2, 48, 0.95)),
+        ("naive", 96, 7, ALONE, (2, 48, 0.95)),
+        ("prefix", 700, 650, BURST, (6, 128, None)),
+    ],
 )
-def test_a_control_computes_about_as_much(
-    shared: MeasuredGrid, arm: str, computed: int, reuse: float
+def test_a_control_is_about_as_long_and_computes_about_as_much(
+    shared: MeasuredGrid, arm: str, prompt: int, computed: int, load: str, expected: object
 ) -> None:
-    whole, own = profile(arm, 96, computed)
-    point, samples = GridControls(shared, SETTINGS).choose(whole, own, ALONE)
-    assert (point.chunks, point.chunk_tokens) == (2, 48)
-    assert point.reuse == reuse
-    assert point.load == ALONE
+    point, samples = choose(shared, arm, prompt, computed, load)
+    reuse = point.reuse if load == ALONE else None
+    assert (point.chunks, point.chunk_tokens, reuse) == expected
+    assert point.load == load
     [traffic] = [t for t in plan_grid(SETTINGS) if (t.point, t.seed) == (point, 0)]
     assert samples == draw_traffic(traffic, SETTINGS).cold.samples
-
-
-def test_a_control_is_about_as_long(shared: MeasuredGrid) -> None:
-    whole, own = profile("prefix", 700, 650)
-    point, _ = GridControls(shared, SETTINGS).choose(whole, own, BURST)
-    assert (point.chunks, point.chunk_tokens) == (6, 128)
-    assert point.load == BURST
 
 
 def test_a_grid_without_such_arms_is_refused(shared: MeasuredGrid) -> None:
@@ -433,9 +434,8 @@ def test_a_grid_without_such_arms_is_refused(shared: MeasuredGrid) -> None:
         replace(one, arms={arm: value for arm, value in one.arms.items() if arm != "mepic"})
         for one in shared.cells
     ]
-    whole, own = profile("naive", 96, 48)
     with pytest.raises(ConfigError, match="the grid has no cells of alone requests"):
-        GridControls(MeasuredGrid(FACTS, cells), SETTINGS).choose(whole, own, ALONE)
+        choose(MeasuredGrid(FACTS, cells), "naive", 96, 48, ALONE)
 
 
 def test_arms_that_map_chunks_have_a_speed_of_their_own(shared: MeasuredGrid) -> None:

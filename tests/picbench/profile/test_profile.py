@@ -1,76 +1,104 @@
-"""Steps of a simulated scheduler, and the blocks that are held in them."""
+"""Advice from counts made by hand: what is compared, and where a difference begins."""
 
 import pytest
 
-from picbench.profile.profile import ClosedLoop, RequestSize, serve_loop
-from picbench.profile.reuse import RequestReuse
+from picbench.engines.algorithms import parse
+from picbench.profile.predictor import ArmPrediction
+from picbench.profile.profile import ArmProfile, TraceProfile, TrafficSums, Worth, advise
+from picbench.profile.reuse import ReuseTotals
 
 
-def size(computed: float = 100, output: float = 4, prompt: float = 100) -> RequestSize:
-    return RequestSize(prompt, computed, 0, 0, 0, output)
+def arm(
+    spec: str,
+    computed: int,
+    limited: int | None = None,
+    requests_s: float | None = None,
+    *,
+    inside: bool = True,
+) -> ArmProfile:
+    """An arm that computes so many of 1000 tokens of ten requests, without and with a pool."""
+    totals = [
+        None if count is None else ReuseTotals(requests=10, prompt=1000, reused=1000 - count)
+        for count in (computed, limited)
+    ]
+    assert totals[0] is not None
+    predicted = ArmPrediction(None, requests_s, None, 0.0, inside) if requests_s else None
+    return ArmProfile(parse(spec), totals[0], totals[1], peak_blocks=0, predicted=predicted)
 
 
-def test_one_at_a_time_takes_a_step_for_each_token() -> None:
-    found = serve_loop([size(), size()], 1, 2048)
-    assert found.requests == 2
-    assert (found.steps, found.replies) == (8, 6)
-    assert found.read == pytest.approx(2 * (101 + 102 + 103) / 1e3)
-    assert found.prefill[1] == pytest.approx(0.2)
-
-
-def test_a_budget_spreads_prompts_over_steps() -> None:
-    # 250 tokens take three steps, in the last of which the next request begins.
-    found = serve_loop([size(250, 1), size(250, 1)], 2, 100)
-    assert found.steps == 5
-    assert found.replies == 0
-    assert found.prefill_steps == 5
+def profile(*arms: ArmProfile, chunks: int = 30) -> TraceProfile:
+    traffic = TrafficSums(
+        requests=10, prompt=1000, chunks=chunks, chunk_tokens=900, contents_tokens=225
+    )
+    return TraceProfile("t", "plain", False, None, 1, traffic, arms)
 
 
 @pytest.mark.parametrize(
-    ("computed", "steps", "started", "beyond"),
-    # 2 x 200 tokens are one step, which a graph serves; one of 2 x 400 is beyond 500 tokens, and of
-    # no graph; of 2 x 1,300 one step has 2,048 tokens and the other 552.
+    ("computed", "worth", "taken"),
     [
-        (200, 1, 0, (0.0, 0.0)),
-        (400, 1, 1, (0.3, 0.0)),
-        (1300, 2, 2, (1.548 + 0.052, 1.048)),
+        (449, Worth.YES, "mepic"),
+        (450, Worth.EQUAL, "prefix"),
+        (550, Worth.EQUAL, "prefix"),
+        (551, Worth.NO, "prefix"),
     ],
 )
-def test_steps_of_prompts_are_counted(
-    computed: float, steps: float, started: float, beyond: tuple[float, ...]
+def test_a_tenth_is_no_difference(computed: int, worth: Worth, taken: str) -> None:
+    found = advise(profile(arm("full", 1000), arm("prefix", 500), arm("mepic", computed)))
+    assert (found.worth, found.arm) == (worth, taken)
+    assert f"mepic takes {computed / 500:.2f} of prefix's computed tokens" in found.line
+
+
+def test_the_pool_that_was_given_counts() -> None:
+    arms = arm("prefix", 500), arm("mepic", 100, limited=600)
+    assert advise(profile(*arms)).worth is Worth.NO
+
+
+def test_the_reasons_are_shares_and_means() -> None:
+    line = advise(profile(arm("prefix", 500), arm("mepic", 100))).line
+    assert "75% of chunk tokens recur" in line
+    assert "90% of prompt tokens are saved against 50%" in line
+    assert "prompts have 100 tokens in 3.0 chunks" in line
+    plain = advise(profile(arm("prefix", 500), arm("mepic", 500), chunks=0)).line
+    assert plain.endswith("the trace has no chunks.")
+    costly = advise(profile(arm("prefix", 500), arm("mepic", 100, limited=160))).line
+    assert costly.endswith("the pool costs 6% of them.")
+
+
+def test_mepic_is_taken_where_it_is_as_good_as_the_best() -> None:
+    shared = "epic:copy=shared"
+    arms = arm("prefix", 500), arm(shared, 100)
+    assert advise(profile(*arms, arm("mepic", 110))).arm == "mepic"
+    assert advise(profile(*arms, arm("mepic", 111))).arm == parse(shared).spec
+    assert advise(profile(*arms, arm("mepic", 90))).arm == "mepic"
+
+
+def test_bounds_and_private_copies_are_not_advised() -> None:
+    for other in ("naive", "epic"):
+        found = advise(profile(arm("prefix", 500), arm(other, 10)))
+        assert (found.worth, found.arm) == (Worth.UNKNOWN, None)
+        both = advise(profile(arm("prefix", 500), arm(other, 10), arm("mepic", 200)))
+        assert both.arm == "mepic"
+    assert advise(profile(arm("mepic", 10))).worth is Worth.UNKNOWN
+
+
+def test_seconds_count_instead_of_tokens_where_they_are_predicted() -> None:
+    """Twice the tokens in half of the time: 0.1 s a request against 0.2 s."""
+    arms = arm("prefix", 300, requests_s=5.0), arm("mepic", 600, requests_s=10.0)
+    found = advise(profile(*arms))
+    assert (found.worth, found.arm) == (Worth.YES, "mepic")
+    assert "mepic takes 0.50 of prefix's seconds of the engine a request;" in found.line
+
+
+@pytest.mark.parametrize(
+    ("prefix", "mepic", "worth"),
+    [(600, 300, Worth.YES)] + [(300, mepic, Worth.UNKNOWN) for mepic in (600, 300, 280)],
+)
+def test_outside_of_the_grid_tokens_have_to_say_the_same(
+    prefix: int, mepic: int, worth: Worth
 ) -> None:
-    found = serve_loop([size(computed), size(computed)], 2, 2048, 512)
-    assert found.prefill_steps == steps
-    assert found.started == started
-    assert found.beyond == pytest.approx(beyond)
-    assert serve_loop([size(computed), size(computed)], 2, 2048).started == 0
-    assert found.steps > steps
-    assert found.step_costs() == found.costs()[len(found.prefill) :]
-
-
-def test_a_slot_is_filled_when_its_request_has_ended() -> None:
-    # The short request ends after its second step, and the third one runs beside the long one.
-    found = serve_loop([size(output=10), size(output=2), size(output=8)], 2, 2048)
-    assert found.steps == 10
-    assert found.replies == 9 + 1 + 7
-
-
-@pytest.mark.parametrize(("output", "peak"), [(1, 20), (1 + 16, 22)])
-def test_blocks_of_requests_that_run_together(output: int, peak: int) -> None:
-    loop = ClosedLoop(2, 2048)
-    for number in range(4):
-        own = 6 + (output > 1)
-        reuse = RequestReuse(100, 0, own_blocks=own, shared=((b"chunk", 8),))
-        loop.push(size(output=output), reuse)
-        assert number == 3 or loop.counts.requests <= number + 1
-    loop.close()
-    assert loop.held.peak == peak
-    assert loop.counts.requests == 4
-
-
-def test_compiles_hold_blocks_until_their_step_has_ended() -> None:
-    loop = ClosedLoop(1, 2048)
-    loop.push(size(), RequestReuse(100, 0, 100, own_blocks=5, compile_blocks=3))
-    loop.push(size(), RequestReuse(100, 0, own_blocks=6))
-    loop.close()
-    assert loop.held.peak == 8
+    outside = arm("mepic", mepic, requests_s=10.0, inside=False)
+    found = advise(profile(arm("prefix", prefix, requests_s=5.0), outside))
+    assert (found.worth, found.arm) == (worth, "mepic" if worth is Worth.YES else None)
+    assert "(extrapolated, outside of the measured grid) and" in found.line
+    if worth is Worth.UNKNOWN:
+        assert found.line.startswith("unknown, measure it. mepic takes 0.50 of prefix's seconds")
