@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -211,19 +210,14 @@ def _is_testbed(model: str) -> bool:
     return model.partition(":")[0] == BASE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ModelScores:
-    """A model's parts by data set, and where they are."""
+    """A model's parts by data set, where they are, and all arms of those with two rows or more."""
 
     model: str
     parts: Mapping[str, ScoredPart]
     folder: str
-
-    @cached_property
-    def scores(self) -> Scores:
-        """All arms beside full recompute, where there are two rows."""
-        parts = {dataset: part for dataset, part in self.parts.items() if part.rows > 1}
-        return {dataset: arm_scores.score_arms(part) for dataset, part in parts.items()}
+    scores: Scores
 
 
 def read_models(settings: AccuracySettings, folder: Path, scores: Path | None) -> list[ModelScores]:
@@ -232,21 +226,17 @@ def read_models(settings: AccuracySettings, folder: Path, scores: Path | None) -
     They are below `folder`; `scores` is a folder with the testbed's, which is shown beside them.
     """
     found: dict[str, ModelScores] = {}
-    own = folder / SCORES
-    for place, only in ((own, None), (scores, BASE)):
-        if place is None or not any(place.glob("*.json")):
-            continue
-        parts = arm_scores.read_parts(place)
-        for model in dict.fromkeys(case.model for case in parts):
-            if model in found or only not in (None, model):
-                continue
+    for place, shown, only in ((folder / SCORES, SCORES, None), (scores, str(scores), BASE)):
+        every = arm_scores.read_parts(place) if place and any(place.glob("*.json")) else {}
+        for model in dict.fromkeys(case.model for case in every):
             of = {}
             for dataset in settings.datasets:
-                if part := parts.get(Case(model, dataset)):
+                if part := every.get(Case(model, dataset)):
                     arms = {arm: part.arms[arm] for arm in settings.arms if arm in part.arms}
                     of[dataset] = replace(part, arms=arms)
-            if of:
-                found[model] = ModelScores(model, of, SCORES if place == own else place.as_posix())
+            if of and model not in found and only in (None, model):
+                scored = {d: arm_scores.score_arms(of[d]) for d in of if of[d].rows > 1}
+                found[model] = ModelScores(model, of, shown, scored)
     return sorted(found.values(), key=lambda one: (one.model == BASE, one.model))
 
 

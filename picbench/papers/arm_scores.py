@@ -221,19 +221,16 @@ def model_and_arm(name: str) -> tuple[str, str]:
     return model or BASE, arm
 
 
-def part_of(parts: Parts, name: str, dataset: str) -> ScoredPart | None:
-    """The part with an arm's rows (see `model_and_arm`); None where there are none."""
+def rows_of(parts: Parts, name: str, dataset: str) -> Sequence[float]:
+    """The scores of an arm (see `model_and_arm`), row by row; none where it has none."""
     model, arm = model_and_arm(name)
     part = parts.get(Case(model, dataset))
-    return part if part and arm in part.arms else None
+    return part.arms[arm].score if part and arm in part.arms else ()
 
 
 def paired(parts: Parts, names: Sequence[str], dataset: str) -> list[Sequence[float]]:
-    """The scores of each of these arms (see `model_and_arm`) on the rows that all of them have."""
-    found: list[Sequence[float]] = []
-    for name in names:
-        part = part_of(parts, name, dataset)
-        found.append(part.arms[model_and_arm(name)[1]].score if part else ())
+    """The scores of each of these arms on the rows that all of them have."""
+    found = [rows_of(parts, name, dataset) for name in names]
     rows = min(map(len, found))
     return [scores[:rows] for scores in found]
 

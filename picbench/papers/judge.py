@@ -1,7 +1,7 @@
 """Verdicts on claims, from compact data of experiments and scores row by row."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import exp, log
@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from picbench.errors import ConfigError, DataError
 from picbench.files import write_json, write_whole
 from picbench.papers import settings
-from picbench.papers.arm_scores import Case, Parts, model_and_arm, paired, part_of, read_parts
+from picbench.papers.arm_scores import Case, Parts, model_and_arm, paired, read_parts, rows_of
 from picbench.papers.data import ExperimentData, ends, report_table
 from picbench.papers.settings import BASE, Claim, Verdict
 from picbench.statistics import intervals
@@ -112,21 +112,19 @@ def write_verdicts(verdicts: Sequence[ClaimVerdict], folder: Path) -> None:
 
 def judge_all(claims: Iterable[Claim], evidence: Evidence) -> list[ClaimVerdict]:
     """A verdict for each claim and each device on which it was measured, at least one a claim."""
-    return [verdict for claim in claims for verdict in _judge(claim, evidence)]
-
-
-def _judge(claim: Claim, evidence: Evidence) -> Iterator[ClaimVerdict]:
-    match claim.judge:
-        case settings.NotMeasured(why=why):
-            yield _not_measured(claim, why)
-        case settings.ScoreQuantity() as wanted:
-            yield _judge_scores(claim, wanted, evidence)
-        case settings.RunQuantity() as wanted:
-            found = evidence.experiment(wanted.experiment)
-            for data in found:
-                yield _judge_run(claim, wanted, data)
-            if not found:
-                yield _not_measured(claim, f"the experiment {wanted.experiment} has not been run")
+    verdicts = []
+    for claim in claims:
+        match claim.judge:
+            case settings.NotMeasured(why=why):
+                verdicts.append(_not_measured(claim, why))
+            case settings.ScoreQuantity() as wanted:
+                verdicts.append(_judge_scores(claim, wanted, evidence))
+            case settings.RunQuantity() as wanted:
+                why = f"the experiment {wanted.experiment} has not been run"
+                found = evidence.experiment(wanted.experiment)
+                judged = [_judge_run(claim, wanted, data) for data in found]
+                verdicts += judged or [_not_measured(claim, why)]
+    return verdicts
 
 
 def _not_measured(claim: Claim, why: str, run: str | None = None) -> ClaimVerdict:
@@ -149,7 +147,7 @@ def _judge_scores(claim: Claim, wanted: settings.ScoreQuantity, evidence: Eviden
         if len(one) >= 2 and (not wanted.ratio or any(other)):
             pairs[dataset, pair] = one, other
     if not pairs:
-        measured = any(part_of(evidence.parts, wanted.arms[0], dataset) for dataset in datasets)
+        measured = any(rows_of(evidence.parts, wanted.arms[0], dataset) for dataset in datasets)
         why = "no score is above zero" if measured else "no scores of these arms"
         return _not_measured(claim, why)
     interval_of = intervals.ratio_interval if wanted.ratio else intervals.difference_interval

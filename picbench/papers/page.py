@@ -15,11 +15,19 @@ from picbench.figures import panels
 from picbench.figures.canvas import Panel
 from picbench.figures.panels import Spot
 from picbench.files import write_whole
-from picbench.papers.arm_scores import FULL, paired, part_of, ratio_of
+from picbench.papers.arm_scores import FULL, Case, paired, ratio_of
 from picbench.papers.data import ExperimentData, ends, mean_value, report_table, spread
 from picbench.papers.judge import ClaimVerdict, Evidence, judge_all, number, write_verdicts
 from picbench.papers.reproduce import DATA, SCORES
-from picbench.papers.settings import TESTBED, Drawing, Figure, Published, Settings, read_published
+from picbench.papers.settings import (
+    BASE,
+    TESTBED,
+    Drawing,
+    Figure,
+    Published,
+    Settings,
+    read_published,
+)
 from picbench.store.reader import HELD
 from picbench.tables.page import page, paragraphs
 from picbench.tables.table import Table, Value
@@ -390,7 +398,7 @@ def _kept(evidence: Evidence, arm: str, dataset: str, x: float) -> Spot | None:
 
 
 def _score_note(evidence: Evidence, datasets: Iterable[str]) -> str:
-    parts = [part for name in datasets if (part := part_of(evidence.parts, FULL, name))]
+    parts = [evidence.parts[Case(BASE, name)] for name in datasets]
     where = "{gpu}, {dtype}, commit {commit:.7}".format_map(parts[0].provenance)
     counts = ends(len(part.arms[FULL].score) for part in parts)
     return f"Scores: {TESTBED}, synthetic rows, n={counts}; {where}; vertical bars: 95 %."

@@ -36,16 +36,14 @@ _SCALED = {
 }
 
 #: Architecture and configuration of models by their names on the hub.
+MODEL = "mistralai/Mistral-7B-Instruct-v0.2"
+_PLAIN = {"rope_type": "default", "rope_theta": 1e7}
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "mistralai/Mistral-7B-Instruct-v0.2": ("mistral", {"sliding_window": None}),
+    MODEL: ("mistral", {"sliding_window": None}),
     "meta-llama/Llama-3.1-8B-Instruct": ("llama", {"rope_parameters": _SCALED}),
     "Qwen/Qwen2.5-7B-Instruct": ("qwen2", {}),
-    "01-ai/Yi-Coder-9B-Chat": (
-        "llama",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7}},
-    ),
+    "01-ai/Yi-Coder-9B-Chat": ("llama", {"rope_parameters": _PLAIN}),
 }
-MODEL = "mistralai/Mistral-7B-Instruct-v0.2"
 
 
 @pytest.fixture(autouse=True)
