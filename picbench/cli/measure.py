@@ -15,8 +15,8 @@ from picbench.cli.guard import CommandGroup, GuardedCommand
 from picbench.cli.options import FILE, FOLDER, make_option, options_of
 
 if TYPE_CHECKING:
-    from picbench.papers.options import ReproduceConfig
     from picbench.papers.reproduce import Estimate, Reproduction
+    from picbench.papers.settings import ReproduceConfig
     from picbench.run.measurements import Measurement
     from picbench.run.session import Services
 
@@ -88,7 +88,7 @@ _ALL = (*_PAPERS, _ACCURACY)
 
 _DRY = "dry run: no engine was started, nothing was written"
 
-_CONFIG = "picbench.papers.options:ReproduceConfig"
+_CONFIG = "picbench.papers.settings:ReproduceConfig"
 
 
 @click.command(cls=GuardedCommand)
@@ -104,7 +104,7 @@ def reproduce(services: "Services | None", /, *, paper: str, **given: Any) -> in
     accuracy is not a paper: it scores trained models of which you have the weights, under the
     papers' arms on six data sets.
     """
-    from picbench.papers.options import ReproduceConfig
+    from picbench.papers.settings import ReproduceConfig
     from picbench.settings import parse_settings
 
     config = parse_settings(ReproduceConfig, given, "picbench reproduce")
@@ -176,8 +176,8 @@ def _wanted(papers: Sequence[str], data: Path) -> Sequence[str]:
 
 def _plan(paper: str, config: "ReproduceConfig", output: Path) -> "Reproduction":
     from picbench.errors import ConfigError, closest
-    from picbench.papers.reproduce import Reproduction
-    from picbench.papers.settings import changed, read_settings
+    from picbench.papers.reproduce import Reproduction, changed
+    from picbench.papers.settings import read_settings
 
     found = read_settings(paper, Path(config.settings) if config.settings else None)
     for figure in config.figures:

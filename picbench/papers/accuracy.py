@@ -17,7 +17,7 @@ from picbench.papers.arm_scores import FULL, ArmScore, Case, ScoredPart, Scores
 from picbench.papers.data import START, ends, mean_value, report_table
 from picbench.papers.judge import ClaimVerdict, Evidence, judge_all, write_verdicts
 from picbench.papers.page import PAGE, claims_section
-from picbench.papers.reproduce import SCORES, Estimate
+from picbench.papers.reproduce import SCORES, Estimate, arm_names
 from picbench.papers.settings import (
     BASE,
     FILES,
@@ -26,7 +26,6 @@ from picbench.papers.settings import (
     Device,
     ScoreQuantity,
     StrictSettings,
-    arm_names,
     read_yaml,
 )
 from picbench.tables.page import page

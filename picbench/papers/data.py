@@ -1,30 +1,22 @@
-"""Compact data of experiments: what is kept of points, and how tables show it."""
+"""What was measured of a paper: points in files, experiments made of them, values of tables."""
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
-from picbench.errors import ConfigError, DataError, InvalidRun
+from picbench.errors import ConfigError, DataError, InvalidRun, first_refusal
 from picbench.files import write_json
 from picbench.papers.settings import BASE, TESTBED
 from picbench.store.reader import HELD, Run
-from picbench.store.summary import ArmSummary
 from picbench.tables.table import Column, Shown, Table, Value
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-SCHEMA = 1
-
-#: The folder with the points, which are all that a command needs to continue elsewhere.
-POINTS = "points"
+Kept = TypeVar("Kept", "StoredPoint", "ExperimentData")
 
 #: Seconds until engines answer that start together: start, compilation, graphs, first requests.
 START: Mapping[str, float] = {"cpu": 25, "cuda": 100}
@@ -72,18 +64,15 @@ class StoredPoint:
     point: PointData
 
     @classmethod
-    def find(cls, path: Path, identity: Mapping[str, Any] | None = None) -> Self | None:
+    def find(cls, path: Path, identity: Mapping[str, Any]) -> "StoredPoint | None":
         """The point in a file; None where there is none.
 
         Raises ConfigError for one with another `identity`, DataError for another file.
         """
         if not path.exists():
             return None
-        try:
-            found = TypeAdapter(cls).validate_json(path.read_bytes())
-        except ValueError as error:
-            raise DataError(f"{path}: not a measured point: {error!r}") from error
-        if identity is not None and dict(found.identity) != dict(identity):
+        found = _read(cls, path)
+        if found.identity != identity:
             raise other_settings(path)
         return found
 
@@ -91,6 +80,14 @@ class StoredPoint:
         """Write a file that `find` reads."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asdict(self), indent=None)
+
+
+def _read(kind: type[Kept], path: Path) -> Kept:
+    try:
+        return TypeAdapter(kind).validate_json(path.read_bytes())
+    except ValidationError as error:
+        what = first_refusal(error)
+        raise DataError(f"{path}: not what was measured of a paper: {what}") from error
 
 
 def other_settings(path: Path) -> ConfigError:
@@ -113,6 +110,7 @@ class ExperimentData:
     varies: str
     conditions: Mapping[str, str]
     points: Sequence[PointData]
+    schema: Literal[1] = 1
 
     @property
     def name(self) -> str:
@@ -159,11 +157,8 @@ class ExperimentData:
 
     def values(self, label: str, arm: str, metric: str) -> dict[int, float]:
         """A metric by seed; empty where it was not measured."""
-        found = {
-            point.seed: point.arms[arm].metrics.get(metric)
-            for point in self.points
-            if point.label == label and arm in point.arms
-        }
+        points = [p for p in self.points if p.label == label and arm in p.arms]
+        found = {point.seed: point.arms[arm].metrics.get(metric) for point in points}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def spread(self, label: str, arm: str, metric: str, digits: int = 2) -> Shown | None:
@@ -173,77 +168,65 @@ class ExperimentData:
     def write(self, folder: Path) -> None:
         """Write ``DEVICE-EXPERIMENT.json``."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / f"{self.name}.json", {"schema": SCHEMA} | asdict(self), indent=None)
+        write_json(folder / f"{self.name}.json", asdict(self), indent=None)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path) -> "ExperimentData":
         """Read a file that `write` wrote. Raises DataError for another one."""
-        try:
-            found = json.loads(path.read_bytes())
-            if found["schema"] != SCHEMA:
-                raise DataError(f"{path}: schema {found['schema']}, not {SCHEMA}")
-            return TypeAdapter(cls).validate_python(found)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path}: not an experiment's data: {error!r}") from error
+        return _read(cls, path)
 
 
-def compact(label: str, seed: int, served: TrafficFacts, run: Run) -> PointData:
-    """What is kept of a complete run."""
+def stored_run(
+    identity: Mapping[str, Any],
+    label: str,
+    seed: int,
+    served: TrafficFacts,
+    run: Run,
+    commit: str | None = None,
+) -> StoredPoint:
+    """What is kept of a complete run; `commit` names the code where the run could not."""
     arms = {}
-    for name, summary in run.summary.items():
-        ledger, peak, series = run.ledger[run.ledger["arm"] == name], dict[str, float](), None
-        if len(ledger):
-            peak = ledger.loc[ledger["referenced"].idxmax(), list(HELD)].to_dict()
-            series = _series(ledger)
-        if peak and sum(peak.values()) != summary.blocks.peak_referenced:
+    for name, arm in run.summary.items():
+        blocks, memory, pool = arm.blocks, arm.memory, arm.blocks.pool or 1
+        workspace = [use.workspace_bytes for use in memory.workers] if memory else []
+        peak = memory.peak_referenced_bytes if memory else None
+        metrics = {
+            "makespan_s": arm.makespan_s,
+            "ttft_p50_s": arm.ttft_s("p50"),
+            "ttft_p95_s": arm.ttft_s("p95"),
+            "tokens_s": arm.throughput_tok_s,
+            "requests_s": (arm.requests - arm.failed) / arm.makespan_s if arm.makespan_s else None,
+            "peak_blocks": blocks.peak_referenced,
+            "peak_pct": 100 * blocks.peak_referenced / pool,
+            "mean_pct": 100 * blocks.mean_referenced / pool,
+            "resident_pct": 100 * blocks.peak_resident / pool,
+            "peak_mib": None if peak is None else (peak + max(workspace, default=0)) / 2**20,
+            "workspace_mib": max(workspace) / 2**20 if workspace else None,
+            "score": arm.score.mean if arm.score.meaningful else None,
+        }
+        arms[name] = PointArm(metrics)
+        ledger = run.ledger[run.ledger["arm"] == name]
+        if ledger.empty:
+            continue
+        held = ledger["referenced"].to_numpy()
+        peak = ledger[list(HELD)].iloc[held.argmax()].to_dict()
+        if sum(peak.values()) != blocks.peak_referenced:
             raise InvalidRun(
-                f"arm {name}: the ledger's kinds do not sum to {summary.blocks.peak_referenced} "
-                "blocks, its peak",
+                f"arm {name}: the ledger's kinds do not sum to {blocks.peak_referenced} blocks, "
+                "its peak",
                 hint="report this with the run directory",
             )
-        arms[name] = PointArm(_metrics(summary), peak, series)
+        # The highest step of each of 160 stretches of time: a panel has no room for more.
+        stretches = np.array_split(np.arange(len(held)), min(160, len(held)))
+        steps = [stretch[held[stretch].argmax()] for stretch in stretches]
+        found = (ledger["time"].to_numpy(), 100 * held / ledger["pool"].to_numpy())
+        time, share = (np.round(values[steps], 2).tolist() for values in found)
+        arms[name] = PointArm(metrics, peak, OccupancySeries(time, share))
     facts = {name: value for name, value in asdict(served).items() if name != "users"}
-    return PointData(label, seed, facts, arms)
+    return StoredPoint(identity, _conditions_of(run, commit), PointData(label, seed, facts, arms))
 
 
-def _metrics(arm: ArmSummary) -> dict[str, float | None]:
-    blocks = arm.blocks
-    pool = blocks.pool or 1
-    answered = arm.requests - arm.failed
-    workspace = [use.workspace_bytes for use in arm.memory.workers] if arm.memory else []
-    peak = arm.memory.peak_referenced_bytes if arm.memory else None
-    return {
-        "makespan_s": arm.makespan_s,
-        "ttft_p50_s": arm.ttft_s("p50"),
-        "ttft_p95_s": arm.ttft_s("p95"),
-        "tokens_s": arm.throughput_tok_s,
-        "requests_s": answered / arm.makespan_s if arm.makespan_s else None,
-        "peak_blocks": blocks.peak_referenced,
-        "peak_pct": 100 * blocks.peak_referenced / pool,
-        "mean_pct": 100 * blocks.mean_referenced / pool,
-        "resident_pct": 100 * blocks.peak_resident / pool,
-        "peak_mib": None if peak is None else (peak + max(workspace, default=0)) / 2**20,
-        "workspace_mib": max(workspace) / 2**20 if workspace else None,
-        "score": arm.score.mean if arm.score.meaningful else None,
-    }
-
-
-def _series(found: "pd.DataFrame") -> OccupancySeries:
-    """The highest step of each of 160 stretches of time: a panel has no room for more."""
-    share = (100 * found["referenced"] / found["pool"]).to_numpy()
-    parts = np.array_split(np.arange(len(share)), min(160, max(1, len(share))))
-    kept = [part[int(np.argmax(share[part]))] for part in parts if len(part)]
-    time, share = (
-        np.round(values[kept], 2).tolist() for values in (found["time"].to_numpy(), share)
-    )
-    return OccupancySeries(time, share)
-
-
-def conditions_of(run: Run, commit: str | None = None) -> Mapping[str, str]:
-    """What a reader has to know about numbers: machine, model, rows, pool, commit.
-
-    `commit` names the code where the run could not.
-    """
+def _conditions_of(run: Run, commit: str | None) -> Mapping[str, str]:
     manifest = run.manifest
     found, config, rows = (manifest[name] for name in ("provenance", "config", "workload"))
     engines = [arm["engine"] for arm in manifest["arms"].values()]
@@ -331,19 +314,3 @@ def report_table(
 
     columns = [Column(heading) for heading in head]
     return Table(title, columns, [[shown(value) for value in row] for row in rows], notes, name)
-
-
-#: The columns of a table: what makes the value of a row, by heading.
-Columns = Mapping[str, Callable[..., Value]]
-
-
-def columns_table(
-    name: str,
-    title: str,
-    columns: Columns,
-    keys: Iterable[Sequence[Any]],
-    notes: Sequence[str] = (),
-) -> Table:
-    """A table with a row for each of `keys`, which are what the columns' functions are given."""
-    rows = [[value(*key) for value in columns.values()] for key in keys]
-    return report_table(name, title, tuple(columns), rows, notes)

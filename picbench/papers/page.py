@@ -93,7 +93,7 @@ def write_page(
     published = read_published(settings.published)
     verdicts = judge_all(settings.claims, evidence)
     write_verdicts(verdicts, folder)
-    note = f"Printed values: {published.paper}; {published.label}. {published.content['note']}"
+    note = f"Printed values: {published.paper}; {published.label}. {published.note}"
     texts = [note, claims_section(verdicts)]
     for figure in settings.figures:
         texts += _figure(name, figure, settings.figures[figure], evidence, published, folder)
@@ -121,7 +121,7 @@ def _figure(
         for file in draw(drawing, figure.experiment, evidence, published, folder)
     ]
     yield "\n".join(pictures)
-    if text := published.text(name):
+    if text := published.figure(name)["text"]:
         title, note = "What the paper's text says of this figure", f"Paper: {published.label}."
         rows = [*text.items()]
         yield report_table(f"{name}-paper", title, ("quantity", "paper"), rows, [note]).section()
@@ -191,7 +191,7 @@ def workload_table(data: ExperimentData, published: Published) -> Table:
     """MEPIC's Table 1: how long prompts are and how much of them is reused."""
     rows: list[list[Value]] = []
     for label in data.labels:
-        paper = published.rows("table1", label)
+        paper = published.figure("table1")["rows"].get(label, {})
         facts = [point.facts for point in data.points if point.label == label]
         reuse = [None if one["reuse"] is None else 100 * one["reuse"] for one in facts]
         row: list[Value] = [f"{label}-like", facts[0]["requests"]]
@@ -214,7 +214,8 @@ def workload_table(data: ExperimentData, published: Published) -> Table:
 
 def _printed(published: Published, label: str, metric: str, arm: str) -> tuple[float, float] | None:
     """Table 2's mean and deviation of an arm (``mepic``, ``epic``, ``cacheblend``)."""
-    found = published.rows("table2", label).get(metric, {}).get(arm.partition(":")[0])
+    rows = published.figure("table2")["rows"]
+    found = rows.get(label, {}).get(metric, {}).get(arm.partition(":")[0])
     return None if found is None else (float(found[0]), float(found[1]))
 
 

@@ -1,7 +1,8 @@
 """What single prompts take and do: time to the first token, attention, work by layer."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -19,7 +20,6 @@ from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.request import Request
 from picbench.figures.picture import example_picks, planned_tokens
 from picbench.papers.data import (
-    POINTS,
     START,
     ExperimentData,
     Number,
@@ -28,16 +28,7 @@ from picbench.papers.data import (
     StoredPoint,
     conditions,
 )
-from picbench.papers.settings import (
-    BASE,
-    TESTBED,
-    Device,
-    LatencyPoint,
-    LatencySettings,
-    RowExperiment,
-    RowSettings,
-    point_name,
-)
+from picbench.papers.settings import BASE, TESTBED, RowExperiment
 from picbench.run import runner
 from picbench.store import provenance
 from picbench.workloads import models
@@ -56,87 +47,78 @@ STOCK = ("full", "prefix")
 _COLD = " cold"
 
 
-@dataclass(frozen=True, slots=True)
-class TimedPrompt:
-    """A prompt of an experiment with single requests, whose repeats are points below `output`."""
+@dataclass(frozen=True, kw_only=True)
+class TimedPrompt(runner.Cell):
+    """A prompt of an experiment with single requests; each repeat is a point, in one of `files`.
 
-    experiment: str
+    `identity` has the settings of its experiment and of the prompt, and its device; `facts` are
+    those of the engines that serve it.
+    """
+
     label: str
-    device: Device
-    settings: LatencySettings
-    output: Path
+    identity: Mapping[str, Any]
+    files: Sequence[Path]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def plan(
+        cls, name: str, label: str, identity: Mapping[str, Any], files: Sequence[Path]
+    ) -> "TimedPrompt":
+        """With about how many seconds a repeat takes.
+
+        A warm arm compiles its chunks first, which takes about as long as full recompute.
+        """
+        arms, size = {}, (identity["chunks"], identity["tokens"])
+        for arm in identity["arms"]:
+            serve = partial(serve_prompt, arm=arm, size=size)
+            arms[arm] = runner.ServedArm("stock" if arm in STOCK else "picbench", serve, serve)
+        seconds = (math.prod(size) + QUESTION) * len(arms) * 1.2 / _ALONE[identity["device"]]
+        return cls(
+            name=name,
+            arms=arms,
+            seconds=seconds,
+            most=len(files),
+            label=label,
+            identity=identity,
+            files=files,
+        )
 
     @property
     def tokens(self) -> int:
         """Tokens of its chunks and its question."""
-        point = self.settings.points[self.label]
-        return point.chunks * point.tokens + QUESTION
-
-    @property
-    def expected(self) -> float:
-        """About how many seconds a repeat takes.
-
-        A warm arm compiles its chunks first, which takes about as long as full recompute.
-        """
-        return self.tokens * len(self.settings.arms) * 1.2 / _ALONE[self.device]
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What tells whether a repeat is one of this prompt."""
-        point = self.settings.points[self.label].model_dump()
-        settings = self.settings.model_dump(mode="json", exclude={"points"})
-        return settings | point | {"device": self.device}
+        return int(self.identity["chunks"] * self.identity["tokens"] + QUESTION)
 
     def stored(self) -> list[StoredPoint]:
         """The repeats that are measured. Raises ConfigError for those of other settings."""
-        files = map(self._file, range(1, self.settings.repeats + 1))
-        found = (StoredPoint.find(file, self.identity) for file in files)
+        found = (StoredPoint.find(file, self.identity) for file in self.files)
         return [one for one in found if one is not None]
 
     @property
     def missing(self) -> bool:
         """Whether repeats are still to be measured."""
-        return len(self.stored()) < self.settings.repeats
+        return len(self.stored()) < len(self.files)
 
-    def _file(self, repeat: int) -> Path:
-        name = point_name(self.device, self.experiment, self.label, repeat)
-        return self.output / POINTS / f"{name}.json"
-
-    def keep(
-        self, repeat: int, figures: Mapping[str, Mapping[str, float]], facts: Mapping[str, Any]
-    ) -> None:
-        """Write a repeat that an engine with these facts served."""
-        model = models.resolve(self.settings.model)
+    def serve(self, engines: runner.Engines, number: int) -> Mapping[str, Mapping[str, Any]]:
+        """Serve a repeat, and write it."""
+        figures = super().serve(engines, number)
+        facts, wanted = self.facts, self.identity
+        model = models.resolve(wanted["model"])
         weights = TESTBED if model.name == BASE else model.label
         caption = (
             f"{facts['gpu']}; vLLM {facts['vllm']}, torch {facts['torch']}; commit "
-            f"{facts['commit'][:7]}. {weights}, random tokens, type {self.settings.dtype}; one "
-            f"request at a time, arms in turn, {self.settings.repeats} repeats. Chunks are cached "
+            f"{facts['commit'][:7]}. {weights}, random tokens, type {wanted['dtype']}; one "
+            f"request at a time, arms in turn, {wanted['repeats']} repeats. Chunks are cached "
             "but for full, prefix and cold arms."
         )
-        about = conditions(caption, weights, facts["gpu"], facts["commit"])
-        point = self.settings.points[self.label]
-        size = {"chunks": point.chunks, "chunk_tokens": point.tokens}
+        size = {"chunks": wanted["chunks"], "chunk_tokens": wanted["tokens"]}
         size["mean_tokens"] = BLOCK_SIZE + self.tokens
         arms = {}
         for arm, found in figures.items():
             arms[arm] = PointArm({name: round(value, 3) for name, value in found.items()})
-        data = PointData(self.label, repeat, size, arms)
-        StoredPoint(self.identity, about, data).write(self._file(repeat))
-
-
-@dataclass(slots=True)
-class PromptRecord(runner.RoundsRecord):
-    """Keeps each repeat of prompts, by name, as a point."""
-
-    prompts: Mapping[str, TimedPrompt] = field(default_factory=dict)
-
-    def note(
-        self, cell: runner.Cell, number: int, figures: Mapping[str, Any], seconds: float
-    ) -> None:
-        """Keep a repeat."""
-        self.seconds.setdefault(cell.name, []).append(seconds)
-        self.prompts[cell.name].keep(number, figures, self.facts)
+        about = conditions(caption, weights, facts["gpu"], facts["commit"])
+        point = PointData(self.label, number, size, arms)
+        StoredPoint(wanted, about, point).write(self.files[number - 1])
+        return figures
 
 
 def measure_prompts(
@@ -149,59 +131,48 @@ def measure_prompts(
     """
     groups: dict[tuple[str, str], list[TimedPrompt]] = {}
     for prompt in prompts:
-        groups.setdefault((prompt.settings.model, prompt.settings.dtype), []).append(prompt)
-    for group in groups.values():
-        left = {f"{one.experiment}: {one.label}": one for one in group if one.missing}
+        served = (prompt.identity["model"], prompt.identity["dtype"])
+        groups.setdefault(served, []).append(prompt)
+    for (model, dtype), group in groups.items():
+        left = [prompt for prompt in group if prompt.missing]
         if not left:
             continue
-        first = next(iter(left.values()))
-        if not budget.allows(first.expected, START[first.device]):
+        device, most = left[0].identity["device"], max(len(prompt.files) for prompt in left)
+        if not budget.allows(left[0].seconds, START[device]):
             return
-        configs = _engines(group)
-        facts = provenance.facts(*provenance.ENGINE, device=first.device, commit=commit)
-        cells = []
-        for rank, (name, prompt) in enumerate(left.items()):
-            arms = {}
-            for arm in prompt.settings.arms:
-                serve = partial(serve_prompt, arm=arm, point=prompt.settings.points[prompt.label])
-                arms[arm] = runner.ServedArm("stock" if arm in STOCK else "picbench", serve, serve)
-            repeats = prompt.settings.repeats
-            cells.append(runner.Cell(name, arms, prompt.expected, rank, repeats))
-        most = max(prompt.settings.repeats for prompt in left.values())
+        facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
+        context = max(prompt.tokens for prompt in group) + 2 * BLOCK_SIZE
+        config = EngineConfig(
+            model=str(models.resolve(model).path),
+            device=device,
+            dtype=dtype,
+            context=context,
+            batch_tokens=min(8192, max(2048, context)),
+            kv_blocks=max(1024, context // BLOCK_SIZE * 5),
+            max_requests=8,
+            tiers="",
+        )
+        engines = {"picbench": config}
+        if any(arm in STOCK for prompt in group for arm in prompt.arms):
+            engines["stock"] = replace(config, stock=True, algorithm="prefix")
+        cells = [replace(prompt, rank=rank, facts=facts) for rank, prompt in enumerate(left)]
         plan = runner.ExperimentPlan(
-            name="latencies", facts=facts, engines=configs, cells=cells, rounds=most, few=most
+            name="latencies", facts=facts, engines=engines, cells=cells, rounds=most, few=most
         )
         # How long a repeat took is not kept with it.
-        seconds = {name: [prompt.expected] * len(prompt.stored()) for name, prompt in left.items()}
-        record = PromptRecord(seconds=seconds, prompts=left, facts=facts)
+        seconds = {prompt.name: [prompt.seconds] * len(prompt.stored()) for prompt in left}
+        record = runner.RoundsRecord(seconds=seconds)
         runner.run(plan, record, print, budget)
         budget.stopped = budget.stopped or not plan.done(record)
 
 
-def _engines(prompts: Sequence[TimedPrompt]) -> dict[str, EngineConfig]:
-    """The engines for prompts: one of picbench's, and stock vLLM if an arm is its."""
-    first = prompts[0]
-    context = max(prompt.tokens for prompt in prompts) + 2 * BLOCK_SIZE
-    ours = EngineConfig(
-        model=str(models.resolve(first.settings.model).path),
-        device=first.device,
-        dtype=first.settings.dtype,
-        context=context,
-        batch_tokens=min(8192, max(2048, context)),
-        kv_blocks=max(1024, context // BLOCK_SIZE * 5),
-        max_requests=8,
-        tiers="",
-    )
-    found = {"picbench": ours}
-    if any(arm in STOCK for prompt in prompts for arm in prompt.settings.arms):
-        found["stock"] = replace(ours, stock=True, algorithm="prefix")
-    return found
+def serve_prompt(engine: Engine, name: str, *, arm: str, size: tuple[int, int]) -> dict[str, float]:
+    """Figures of one request under an arm: milliseconds, and tokens.
 
-
-def serve_prompt(engine: Engine, name: str, *, arm: str, point: LatencyPoint) -> dict[str, float]:
-    """Figures of one request under an arm: milliseconds, and tokens."""
+    Its `size` is the number of chunks, and the tokens of each.
+    """
     name = f"{name} {arm}"
-    given = runner.random_chunks(point.chunks, point.tokens, name)
+    given = runner.random_chunks(*size, name)
 
     def ask(name: str) -> Any:
         # A head of its own, so that one chunk is not a prefix that was there before.
@@ -221,83 +192,90 @@ def serve_prompt(engine: Engine, name: str, *, arm: str, point: LatencyPoint) ->
     return {"ttft_ms": ttft * 1e3, "linked": counts.linked, "compiled": counts.compiled}
 
 
-def _rows(settings: RowSettings) -> Iterator["PromptTokens"]:
-    """The first rows of a data set, for the testbed."""
+#: Figures of an arm, by layer or by place of a token in its chunk.
+Figures = Sequence[Mapping[str, Number]]
+
+
+def measure_rows(
+    paper: str, wanted: Mapping[str, RowExperiment], commit: str | None, *, counted: bool
+) -> Iterator[ExperimentData]:
+    """The data of experiments with the same settings, from one pass over their rows.
+
+    It is what the question's tokens attend to or, `counted`, what every layer computes.
+    """
     from tokenizers import Tokenizer
 
+    from picbench.engines.oracle import Oracle
     from picbench.workloads.testbed import rows
     from picbench.workloads.testbed.judge import tokens_of
     from picbench.workloads.testbed.prompt import Coder
 
-    coder = Coder(Tokenizer.from_file(str(_testbed() / "tokenizer.json")))
-    for row in rows(settings.dataset, count=settings.rows):
-        yield tokens_of(row, coder)
+    folder, settings = Path(models.resolve(BASE).path), next(iter(wanted.values())).cpu
+    coder = Coder(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    config = json.loads((folder / "config.json").read_bytes())
+    measure = partial(_count, config) if counted else partial(_look, Oracle(folder))
+    points = {name: list[PointData]() for name in wanted}
+    for number, row in enumerate(rows(settings.dataset, count=settings.rows), 1):
+        prompt = tokens_of(row, coder)
+        tokens = sum(map(len, (prompt.head, *prompt.chunks, prompt.tail)))
+        facts = {"requests": 1, "mean_tokens": tokens}
+        by_arm = [measure(prompt, arm, wanted.values()) for arm in settings.arms]
+        for name, figures in zip(wanted, zip(*by_arm, strict=True), strict=True):
+            for place, metrics in enumerate(zip(*figures, strict=True), 1):
+                arms = dict(zip(settings.arms, map(PointArm, metrics), strict=True))
+                points[name].append(PointData(str(place), number, facts, arms))
+        print(f"{', '.join(wanted)}: {number} of {settings.rows} rows")
+    known = provenance.facts("gpu", "torch", "transformers", "commit", commit=commit)
+    of_rows = f"{settings.rows} rows of {settings.dataset}-like"
+    if counted:
+        model, where = "testbed's shape", "Counted from plans, not timed"
+        caption = (
+            f"{where}; commit {known['commit'][:7]}. {model}, {of_rows}, chunks cached. Tokens "
+            "that CacheBlend picks after its check layer, here evenly spread ones, go through the "
+            "first layers again in picbench."
+        )
+    else:
+        model, where = TESTBED, known["gpu"]
+        caption = (
+            f"Hugging Face's model in float32 on {where}; torch {known['torch']}, transformers "
+            f"{known['transformers']}; commit {known['commit'][:7]}. {model}, {of_rows}, attention "
+            "of the question's tokens, averaged over them; chunks but the first."
+        )
+    about = conditions(caption, model, where, known["commit"], repeats="rows")
+    for name, one in wanted.items():
+        yield ExperimentData(paper, name, "cpu", one.varies, about, points[name])
 
 
-def _testbed() -> Path:
-    return Path(models.resolve(BASE).path)
+def _look(
+    oracle: "Oracle", prompt: "PromptTokens", arm: str, wanted: Iterable[RowExperiment]
+) -> list[Figures]:
+    """The question's attention under an arm; in full recompute chunks are text."""
+    from picbench.engines.oracle import epic, naive
+
+    algorithm = parse(arm)
+    rule = epic(algorithm.k) if isinstance(algorithm, Epic) else naive()
+    kind = "text" if arm == "full" else "chunk"
+    segments: list[GivenSegment] = [("text", prompt.head)]
+    segments += [(kind, chunk) for chunk in prompt.chunks]
+    segments.append(("text", prompt.tail))
+    attention = oracle.attention(segments, rule, len(prompt.tail)).numpy()
+    spans = list(pairwise(accumulate(map(len, prompt.chunks), initial=len(prompt.head))))
+    counts = [one.cpu.tokens if one.by == "token" else None for one in wanted]
+    return [even_shares(attention, spans, count) for count in counts]
 
 
-#: Metrics of an arm, by layer or by place.
-_Metrics = Sequence[Mapping[str, Number]]
+def even_shares(
+    attention: np.ndarray, spans: Sequence[tuple[int, int]], tokens: int | None
+) -> Figures:
+    """What each of the first `tokens` of chunks gets, over an even share of its chunk's attention.
 
-
-def _row_points(number: int, tokens: int, arms: Mapping[str, _Metrics]) -> Iterator[PointData]:
-    """The points of a row: one for each layer or place, counted from 1."""
-    facts = {"requests": 1, "mean_tokens": tokens}
-    for place, metrics in enumerate(zip(*arms.values(), strict=True), 1):
-        found = dict(zip(arms, map(PointArm, metrics), strict=True))
-        yield PointData(str(place), number, facts, found)
-
-
-#: Attention [layers, heads, tokens of the prompt], averaged over the question's tokens.
-Attention = np.ndarray
-
-
-def measure_attention(
-    wanted: Mapping[str, RowExperiment], paper: str, commit: str | None
-) -> Iterator[ExperimentData]:
-    """The data of experiments with the same settings, from one pass over their rows."""
-    from picbench.engines.oracle import Oracle
-
-    settings = next(iter(wanted.values())).cpu
-    oracle, points = Oracle(_testbed()), {name: list[PointData]() for name in wanted}
-    for number, prompt in enumerate(_rows(settings), 1):
-        ends = list(accumulate(map(len, prompt.chunks), initial=len(prompt.head)))
-        spans, tokens = list(pairwise(ends)), ends[-1] + len(prompt.tail)
-        seen = {arm: _attention(oracle, prompt, arm)[..., : ends[-1]] for arm in settings.arms}
-        for name, experiment in wanted.items():
-            first = 4 if experiment.by == "layer" else settings.tokens
-            shares = {arm: even_shares(found, spans, first) for arm, found in seen.items()}
-            metrics = {arm: _metrics(found, experiment.by) for arm, found in shares.items()}
-            points[name] += _row_points(number, tokens, metrics)
-        print(f"attention: {number} of {settings.rows} rows")
-    facts = provenance.facts("gpu", "torch", "transformers", "commit", commit=commit)
-    caption = (
-        f"Hugging Face's model in float32 on {facts['gpu']}; torch {facts['torch']}, transformers "
-        f"{facts['transformers']}; commit {facts['commit'][:7]}. {TESTBED}, {settings.rows} rows "
-        f"of {settings.dataset}-like, attention of the question's tokens, averaged over them; "
-        "chunks but the first."
-    )
-    about = conditions(caption, TESTBED, facts["gpu"], facts["commit"], repeats="rows")
-    for name, experiment in wanted.items():
-        yield ExperimentData(paper, name, "cpu", experiment.varies, about, points[name])
-
-
-def even_shares(attention: Attention, spans: Sequence[tuple[int, int]], tokens: int) -> Attention:
-    """Attention on each of the first `tokens` of chunks, over an even share of their chunk's.
-
-    Averaged over the chunks but the first, [layers, heads, tokens]. Chunks are `spans`, (begin,
-    end), of `tokens` tokens or more.
+    `attention` is [layers, heads, tokens of the prompt]; `spans` are those of chunks, of which the
+    first is left out. Averaged over chunks, layers and heads; figures of layers without `tokens`.
     """
     chunks = [attention[..., begin:end] for begin, end in spans[1:]]
-    found = [chunk[..., :tokens] / chunk.mean(axis=-1, keepdims=True) for chunk in chunks]
-    return np.asarray(np.mean(found, axis=0))
-
-
-def _metrics(shares: Attention, by: str) -> _Metrics:
-    """Metrics of layers or tokens, from even shares [layers, heads, tokens]."""
-    if by == "token":
+    found = [c[..., : tokens or 4] / c.mean(axis=-1, keepdims=True) for c in chunks]
+    shares = np.asarray(np.mean(found, axis=0))
+    if tokens:
         return [{"share": round(float(share), 4)} for share in shares.mean(axis=(0, 1))]
     figures = {
         "first_share": shares[..., 0].mean(axis=1),
@@ -308,17 +286,13 @@ def _metrics(shares: Attention, by: str) -> _Metrics:
     return [{name: round(float(of[n]), 4) for name, of in figures.items()} for n in layers]
 
 
-def _attention(oracle: "Oracle", prompt: "PromptTokens", arm: str) -> Attention:
-    """The question's attention under an arm; in full recompute chunks are text."""
-    from picbench.engines.oracle import epic, naive
-
-    algorithm = parse(arm)
-    rule = epic(algorithm.k) if isinstance(algorithm, Epic) else naive()
-    kind = "text" if arm == "full" else "chunk"
-    segments: list[GivenSegment] = [("text", prompt.head)]
-    segments += [(kind, chunk) for chunk in prompt.chunks]
-    segments.append(("text", prompt.tail))
-    return oracle.attention(segments, rule, len(prompt.tail)).numpy()
+def _count(
+    config: Mapping[str, Any], prompt: "PromptTokens", arm: str, wanted: Iterable[RowExperiment]
+) -> list[Figures]:
+    chunks = [Segment(tuple(chunk), chunk=True) for chunk in prompt.chunks]
+    segments = [Segment(tuple(prompt.head)), *chunks, Segment(tuple(prompt.tail))]
+    works = count_layers(segments, parse(arm), config["num_hidden_layers"])
+    return [[work.metrics(config) for work in works] for _ in wanted]
 
 
 class LayerWork(NamedTuple):
@@ -362,29 +336,3 @@ def count_layers(segments: list[Segment], algorithm: Algorithm, layers: int) -> 
         found[0] = LayerWork(tokens + total, tokens + total, pairs + total * (total + 1) // 2)
         found[1] = LayerWork(tokens + total, tokens, pairs)
     return found
-
-
-def measure_layers(
-    paper: str, name: str, experiment: RowExperiment, commit: str | None
-) -> ExperimentData:
-    """Count all rows under all arms."""
-    settings, points = experiment.cpu, list[PointData]()
-    algorithms = {arm: parse(arm) for arm in settings.arms}
-    config = json.loads((_testbed() / "config.json").read_bytes())
-    for number, prompt in enumerate(_rows(settings), 1):
-        chunks = [Segment(tuple(chunk), chunk=True) for chunk in prompt.chunks]
-        segments = [Segment(tuple(prompt.head)), *chunks, Segment(tuple(prompt.tail))]
-        metrics = {}
-        for arm, algorithm in algorithms.items():
-            works = count_layers(segments, algorithm, config["num_hidden_layers"])
-            metrics[arm] = [work.metrics(config) for work in works]
-        points += _row_points(number, sum(len(each.tokens) for each in segments), metrics)
-    commit = provenance.facts("commit", commit=commit)["commit"]
-    caption = (
-        f"Counted from plans, not timed; commit {commit[:7]}. testbed's shape, {settings.rows} "
-        f"rows of {settings.dataset}-like, chunks cached. Tokens that CacheBlend picks after its "
-        "check layer, here evenly spread ones, go through the first layers again in picbench."
-    )
-    where = "Counted from plans, not timed"
-    about = conditions(caption, "testbed's shape", where, commit, repeats="rows")
-    return ExperimentData(paper, name, "cpu", experiment.varies, about, points)

@@ -1,9 +1,11 @@
 """A paper's loads are served, and all of its experiments measured, estimated and kept."""
 
 import json
+import re
 import shutil
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -12,45 +14,31 @@ from typing import Any
 from picbench.files import locked
 from picbench.papers import serve_arms
 from picbench.papers.arm_scores import ARMS_OF
-from picbench.papers.data import (
-    POINTS,
-    START,
-    StoredPoint,
-    compact,
-    conditions_of,
-    joined,
-    other_settings,
-)
-from picbench.papers.prompts import (
-    STOCK,
-    TimedPrompt,
-    measure_attention,
-    measure_layers,
-    measure_prompts,
-)
+from picbench.papers.data import START, StoredPoint, joined, other_settings, stored_run
+from picbench.papers.prompts import STOCK, TimedPrompt, measure_prompts, measure_rows
 from picbench.papers.settings import (
     Device,
-    Point,
+    ReproduceConfig,
     RowExperiment,
     ScoreSettings,
     Settings,
-    points,
     read_published,
 )
-from picbench.run.arm import SharedEngines, shareable
+from picbench.run.arm import SharedEngines, parse_arms, shareable
 from picbench.run.job import Job, can_resume, prepare
 from picbench.run.runner import TimeBudget, share
 from picbench.run.schedule import Progress
 from picbench.run.session import Launch, Services, execute_all
-from picbench.run.traffic_file import TrafficWriter, Written
+from picbench.run.traffic_file import TrafficConfig, TrafficWriter, Written, parse_traffic
 from picbench.settings import parse_config
 from picbench.store.reader import Run, read_run
 from picbench.store.writer import MANIFEST
 from picbench.workloads import models
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
-#: Folders below the output: compact data, and scores row by row.
-DATA, SCORES = "data", "scores"
+#: Folders below the output: compact data, scores row by row, and points, which are all that a
+#: command needs to continue elsewhere.
+DATA, SCORES, POINTS = "data", "scores", "points"
 
 #: Prompt tokens a second of requests that run together: two cores of an AMD EPYC with the testbed
 #: model, H200 with shapes of 7 and 8 billion weights; and of all arms of scores in one batch.
@@ -67,6 +55,71 @@ _DECISIVE = ("algo", "model", "kv_blocks", "context", "max_running", "compile_or
 
 #: Opens the display of this many requests.
 Display = Callable[[int], Progress]
+
+
+def changed(settings: Settings, config: ReproduceConfig) -> Settings:
+    """The same paper with another model, other numbers of requests, or the first seeds alone."""
+    content = settings.model_dump(exclude_unset=True)
+    for kind in ("loads", "latencies"):
+        for experiment in content.get(kind, {}).values():
+            for sizes in filter(None, (experiment.get("cpu"), experiment.get("cuda"))):
+                sizes |= {"model": config.model} if config.model else {}
+                if kind == "loads":
+                    sizes["seeds"] = sizes["seeds"][: config.seeds]
+                    for point in sizes["points"].values():
+                        point |= {"requests": config.requests} if config.requests else {}
+    return Settings.model_validate(content)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One workload of an experiment under one seed: one run, with its arms."""
+
+    name: str
+    device: Device
+    label: str
+    seed: int
+    traffic: TrafficConfig
+    arms: tuple[str, ...]
+    run: Mapping[str, Any]
+
+
+def point_name(device: Device, experiment: str, label: str, seed: int) -> str:
+    """What files of a point are called; labels may have what no name can, such as ``8/s``."""
+    label = re.sub(r"[^\w.,+ -]", "-", label)
+    return f"{device}-{experiment}-{label}-seed{seed}"
+
+
+def arm_names(specs: Iterable[str]) -> tuple[str, ...]:
+    """What runs call arms; ConfigError for one that does not exist."""
+    return tuple(arm.name for arm in parse_arms(specs))
+
+
+def points(settings: Settings, experiment: str, device: Device) -> Iterator[Point]:
+    """The runs of a load, seed by seed; none where it has no sizes for the device.
+
+    Raises ConfigError for an arm that does not exist.
+    """
+    found = settings.loads[experiment].on(device)
+    if found is None:
+        return
+    # Each reading of arms reads what is installed, which takes longer than all the rest.
+    named = cache(lambda *specs: arm_names(specs))
+    shared = found.model_dump(include={"model", "max_running", "context"}) | {"device": device}
+    for seed in found.seeds:
+        for label, changes in found.points.items():
+            own: dict[str, Any] = {"arms": found.arms, "run": {}, "kv_blocks": found.kv_blocks}
+            own |= changes
+            arms, run, blocks = (own.pop(name) for name in ("arms", "run", "kv_blocks"))
+            yield Point(
+                name=point_name(device, experiment, label, seed),
+                device=device,
+                label=label,
+                seed=seed,
+                traffic=parse_traffic(found.common | own | {"seed": seed}),
+                arms=named(*arms),
+                run=shared | found.run | run | {"kv_blocks": blocks},
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +185,13 @@ class LoadPoint:
         return run is None or run.manifest["status"] != "complete"
 
     def stored(self, commit: str | None = None) -> StoredPoint | None:
-        """What is kept of it, as soon as its run is complete; `commit` as in `conditions_of`."""
+        """What is kept of it, as soon as its run is complete; `commit` as in `stored_run`."""
         if found := StoredPoint.find(self._file, self.identity):
             return found
         if (run := self._run) is None or run.manifest["status"] != "complete":
             return None
-        point = compact(self.point.label, self.point.seed, self.written.facts, run)
-        found = StoredPoint(self.identity, conditions_of(run, commit), point)
+        of = (self.identity, self.point.label, self.point.seed, self.written.facts)
+        found = stored_run(*of, run, commit)
         found.write(self._file)
         return found
 
@@ -263,30 +316,37 @@ class Reproduction:
         """The runs of a load."""
         return list(points(self.settings, experiment, self.device))
 
-    def own(self, experiments: Container[str]) -> list[str]:
-        """Those of experiments other than loads that the figures need, measured by part 1."""
-        return [name for name in self.experiments if self.part[0] == 1 and name in experiments]
+    def owns(self, experiment: str) -> bool:
+        """Whether this part measures an experiment other than a load."""
+        return self.part[0] == 1 and experiment in self.experiments
 
     def prompts(self, experiment: str) -> list[TimedPrompt]:
         """The prompts of a latency experiment."""
         sizes = self.settings.latencies[experiment].on(self.device)
-        labels = sizes.points if sizes else ()
-        return [
-            TimedPrompt(experiment, label, self.device, sizes, self.output)
-            for label in labels
-            if sizes
-        ]
+        if sizes is None:
+            return []
+        found = []
+        for label, point in sizes.points.items():
+            identity = sizes.model_dump(mode="json", exclude={"points"})
+            identity |= point.model_dump() | {"device": self.device}
+            names = (
+                point_name(self.device, experiment, label, repeat)
+                for repeat in range(1, identity["repeats"] + 1)
+            )
+            files = [self.output / POINTS / f"{name}.json" for name in names]
+            found.append(TimedPrompt.plan(f"{experiment}: {label}", label, identity, files))
+        return found
 
     def missing(self, experiments: Mapping[str, RowExperiment]) -> dict[str, RowExperiment]:
         """Of attention, or of counts by layer, what is to be made, whatever the device."""
-        names = self.own(experiments)
+        own = [name for name in self.experiments if name in experiments and self.owns(name)]
         folder = self.output / DATA
-        return {n: experiments[n] for n in names if not (folder / f"cpu-{n}.json").exists()}
+        return {n: experiments[n] for n in own if not (folder / f"cpu-{n}.json").exists()}
 
     def score_settings(self) -> ScoreSettings | None:
         """The scores that are to be measured; None if there are none, or they are given."""
         found = self.settings.scores
-        return found.on(self.device) if found and not self.scores and self.own({"scores"}) else None
+        return found.on(self.device) if found and not self.scores and self.owns("scores") else None
 
     def run(self, services: Services, display: Display) -> bool:
         """Measure what is missing, as long as there is time, and write compact data.
@@ -308,7 +368,8 @@ class Reproduction:
         missing = [load for planned in loads.values() for load in planned if load.missing]
         own = [load for load in missing if load.point.name in owned]
         runs = [(load, job) for load in own if (job := load.job(services))]
-        prompts = {name: self.prompts(name) for name in self.own(self.settings.latencies)}
+        latencies = self.settings.latencies
+        prompts = {n: self.prompts(n) for n in self.experiments if n in latencies and self.owns(n)}
         every = [prompt for found in prompts.values() for prompt in found]
         measure_prompts(every, self.commit, budget)
         for name, found in prompts.items():
@@ -344,18 +405,18 @@ class Reproduction:
             data.write(self.output / DATA)
 
     def _measure_rows(self, budget: TimeBudget) -> None:
-        """One pass over the rows for all attention with the same settings; then counts."""
-        left = self.missing(self.settings.attentions) if self.device == "cpu" else {}
-        while left:
-            settings = next(iter(left.values())).cpu
-            if not budget.allows(_ATTENTION * settings.rows * len(settings.arms)):
-                break
-            alike = {name: one for name, one in left.items() if one.cpu == settings}
-            for data in measure_attention(alike, self.name, self.commit):
-                data.write(self.output / DATA)
-            left = {name: one for name, one in left.items() if name not in alike}
-        for name, found in self.missing(self.settings.layers).items():
-            measure_layers(self.name, name, found, self.commit).write(self.output / DATA)
+        """One pass over the rows for all experiments with the same settings."""
+        attentions = self.settings.attentions if self.device == "cpu" else {}
+        for experiments, seconds in (attentions, _ATTENTION), (self.settings.layers, 0.0):
+            left = self.missing(experiments)
+            while left:
+                sizes = next(iter(left.values())).cpu
+                if seconds and not budget.allows(seconds * sizes.rows * len(sizes.arms)):
+                    break
+                alike = {name: one for name, one in left.items() if one.cpu == sizes}
+                for data in measure_rows(self.name, alike, self.commit, counted=not seconds):
+                    data.write(self.output / DATA)
+                left = {name: one for name, one in left.items() if name not in alike}
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,15 +437,15 @@ def estimate(plan: Reproduction) -> Iterator[Estimate]:
     for name in plan.experiments:
         if name in settings.loads:
             yield _load(name, plan, writer)
-        elif name not in plan.own(settings.experiments):
+        elif not plan.owns(name):
             continue
         elif name in settings.latencies:
             prompts = plan.prompts(name)
             left = [prompt for prompt in prompts if prompt.missing]
             # The first repeat is not kept, and a warm arm serves each prompt twice.
-            repeats = [(prompt, prompt.settings.repeats + 1) for prompt in left]
-            tokens = sum(2 * p.tokens * times * len(p.settings.arms) for p, times in repeats)
-            seconds = sum(p.expected * times for p, times in repeats)
+            repeats = [(prompt, len(prompt.files) + 1) for prompt in left]
+            tokens = sum(2 * p.tokens * times * len(p.arms) for p, times in repeats)
+            seconds = sum(p.seconds * times for p, times in repeats)
             seconds += START[plan.device] * bool(left)
             yield Estimate(name, "points", len(left), len(prompts), tokens, seconds)
         elif name == "scores":

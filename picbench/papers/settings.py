@@ -1,22 +1,19 @@
-"""What is measured, drawn and judged of a paper, and its printed values: files of settings."""
+"""What is measured, drawn and judged of a paper: settings in files, and flags that change them."""
 
-import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from picbench.errors import ConfigError, closest, first_refusal
-from picbench.papers.options import ReproduceConfig
-from picbench.run.arm import parse_arms
-from picbench.run.traffic_file import TrafficConfig, parse_traffic
-from picbench.statistics.intervals import Interval
+from picbench.settings import Folder, SettingsModel, Share, setting
+
+# Help of `picbench reproduce` is made of a class below, and must not wait for numpy.
+if TYPE_CHECKING:
+    from picbench.statistics.intervals import Interval
 
 PAPERS = ("mepic", "epic", "cacheblend", "minipic")
 
@@ -31,11 +28,69 @@ Device = Literal["cpu", "cuda"]
 #: What a claim's intervals say of it.
 Verdict = Literal["holds", "fails", "undecided"]
 
-#: The kind of a settings file.
 Content = TypeVar("Content", bound=BaseModel)
-
-#: Sizes of an experiment on a device.
 Sizes = TypeVar("Sizes", bound=BaseModel)
+
+
+class ReproduceConfig(SettingsModel):
+    """What is measured of a paper, or of trained models, and where it goes."""
+
+    figures: tuple[str, ...] = setting(
+        ("all",),
+        "What to make, such as table2 or fig8; repeat the flag for more.",
+        metavar="NAME",
+        flag="--figure",
+    )
+    output: Folder | None = setting(
+        None,
+        "Where runs, data, tables and figures go; what is complete in it is not run again.",
+        metavar="DIR",
+        shown="runs/PAPER",
+    )
+    device: Device = setting(
+        "cpu",
+        "What engines run on; also decides sizes: the testbed's on a CPU, the paper's on a GPU.",
+    )
+    model: str | None = setting(None, "See picbench run.", metavar="NAME", shown="the paper's file")
+    requests: int | None = setting(
+        None, "Requests of every point; fewer is faster.", metavar="N", ge=1
+    )
+    seeds: int | None = setting(
+        None, "Take only the first N seeds of the settings.", metavar="N", ge=1
+    )
+    settings: str | None = setting(None, "Other loads, arms and claims, in YAML.", metavar="FILE")
+    models: str | None = setting(
+        None,
+        "accuracy: names on the hub, or folders.",
+        metavar="ID,ID",
+        shown="EPIC's three models",
+    )
+    rows: int | None = setting(
+        None, "accuracy: of each set.", metavar="N", shown="the settings'", ge=2
+    )
+    data: str | None = setting(
+        None, "accuracy: hub, bundled, DIR; see picbench run.", metavar="WHERE", shown="hub"
+    )
+    texts: str | None = setting(None, "accuracy: texts to hide needles in.", metavar="DIR")
+    scores: Folder | None = setting(
+        None,
+        "Scores of picbench measure algorithms serve, instead of measuring them.",
+        metavar="DIR",
+    )
+    seconds: float | None = setting(
+        None, "Start nothing that would end later; the same command continues.", metavar="S", ge=0
+    )
+    commit: str | None = setting(
+        None, "Name of the measured code, if this is not a checkout.", metavar="NAME"
+    )
+    part: Share = setting(
+        (1, 1),
+        "Measure the K-th of N shares; N processes, each on a GPU of its own, write the same "
+        "output.",
+        metavar="K/N",
+        shown="all",
+    )
+    dry_run: bool = setting(False, "Say what is left to do and how long it may take.")
 
 
 class StrictSettings(BaseModel):
@@ -60,7 +115,7 @@ class Bounds(StrictSettings):
         """The distance to the nearer bound; negative outside."""
         return min(value - self.least, self.most - value)
 
-    def judge(self, found: Interval | None) -> Verdict:
+    def judge(self, found: "Interval | None") -> Verdict:
         """Holds if all of the interval is inside, fails if all of it is on one side outside."""
         if found and self.least <= found.low and found.high <= self.most:
             return "holds"
@@ -121,12 +176,6 @@ class Claim(StrictSettings):
     judge: Annotated[ScoreQuantity | RunQuantity | NotMeasured, Field(discriminator="kind")]
     note: str = ""
     device_notes: Mapping[Device, str] = {}
-
-    def model_post_init(self, _: Any) -> None:
-        """Texts end up in cells of tables."""
-        texts = (self.claim, self.source, self.published, self.note, *self.device_notes.values())
-        if any("|" in text for text in texts):
-            raise ValueError("a text of a claim has no vertical bar")
 
 
 class LoadSettings(StrictSettings):
@@ -240,15 +289,6 @@ class Figure(StrictSettings):
     drawings: list[Drawing] = []
 
 
-#: Any experiment.
-Experiment = (
-    SizedExperiment[LoadSettings]
-    | SizedExperiment[LatencySettings]
-    | SizedExperiment[ScoreSettings]
-    | RowExperiment
-)
-
-
 class Settings(StrictSettings):
     """A paper: its experiments by kind, figures and claims."""
 
@@ -263,106 +303,37 @@ class Settings(StrictSettings):
     claims: list[Claim] = []
 
     @property
-    def experiments(self) -> Mapping[str, Experiment]:
+    def experiments(self) -> Mapping[str, SizedExperiment[Any] | RowExperiment]:
         """All experiments by name."""
         scores = {"scores": self.scores} if self.scores else {}
         return {**self.loads, **self.latencies, **self.attentions, **self.layers, **scores}
 
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One workload of an experiment under one seed: one run, with its arms."""
-
-    experiment: str
-    device: Device
-    label: str
-    seed: int
-    traffic: TrafficConfig
-    arms: tuple[str, ...]
-    run: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """A name for files."""
-        return point_name(self.device, self.experiment, self.label, self.seed)
-
-
-def point_name(device: str, experiment: str, label: str, seed: int) -> str:
-    """What files of a point are called; labels may have what no name can, such as ``8/s``."""
-    label = re.sub(r"[^\w.,+ -]", "-", label)
-    return f"{device}-{experiment}-{label}-seed{seed}"
+    @model_validator(mode="after")
+    def _figures_have_experiments(self) -> Self:
+        for name, figure in self.figures.items():
+            if figure.experiment not in self.experiments:
+                raise ValueError(f"figures.{name}: no experiment {figure.experiment!r}")
+        return self
 
 
 def read_settings(paper: str, path: Path | None = None) -> Settings:
     """The settings of a paper, or those of a file; ConfigError for what is wrong in them."""
     if paper not in PAPERS:
         raise ConfigError(f"no paper is called {paper!r}", hint=closest(paper, PAPERS))
-    path = path or FILES / f"{paper}.yaml"
-    settings = read_yaml(Settings, path)
-    known = settings.experiments
-    for name, figure in settings.figures.items():
-        if figure.experiment not in known:
-            raise ConfigError(
-                f"`settings` {path}: figures.{name}: no experiment {figure.experiment!r}",
-                hint=closest(figure.experiment, known),
-            )
-    return settings
+    return read_yaml(Settings, path or FILES / f"{paper}.yaml")
 
 
-def read_yaml(kind: type[Content], path: Path) -> Content:
-    """What a settings file says; ConfigError for a file that cannot be read or has mistakes."""
+def read_yaml(kind: type[Content], path: Path, field: str = "settings") -> Content:
+    """What a file says; ConfigError for one that cannot be read or has mistakes."""
+    where = f"`{field}` {path}"
     try:
         return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ConfigError(f"`settings` {path}: {error.strerror}", hint="`settings=FILE`") from error
+        raise ConfigError(f"{where}: {error.strerror}", hint=f"`{field}=FILE`") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"`settings` {path}: {error}", hint="it must be YAML") from error
+        raise ConfigError(f"{where}: {error}", hint="it must be YAML") from error
     except ValidationError as error:
-        message = f"`settings` {path}: {first_refusal(error, lower=True)}"
-        raise ConfigError(message) from error
-
-
-def points(settings: Settings, experiment: str, device: Device) -> Iterator[Point]:
-    """The runs of a load, seed by seed; none where it has no sizes for the device."""
-    found = settings.loads[experiment].on(device)
-    if found is None:
-        return
-    # Each reading of arms reads what is installed, which takes longer than all the rest.
-    named = cache(lambda *specs: arm_names(specs))
-    shared = found.model_dump(include={"model", "max_running", "context"}) | {"device": device}
-    for seed in found.seeds:
-        for label, changes in found.points.items():
-            own: dict[str, Any] = {"arms": found.arms, "run": {}, "kv_blocks": found.kv_blocks}
-            own |= changes
-            arms, run, blocks = (own.pop(name) for name in ("arms", "run", "kv_blocks"))
-            yield Point(
-                experiment=experiment,
-                device=device,
-                label=label,
-                seed=seed,
-                traffic=parse_traffic(found.common | own | {"seed": seed}),
-                arms=named(*arms),
-                run=shared | found.run | run | {"kv_blocks": blocks},
-            )
-
-
-def arm_names(specs: Iterable[str]) -> tuple[str, ...]:
-    """What runs call arms; ConfigError for one that does not exist."""
-    return tuple(arm.name for arm in parse_arms(specs))
-
-
-def changed(settings: Settings, config: ReproduceConfig) -> Settings:
-    """The same paper with another model, other numbers of requests, or the first seeds alone."""
-    content = settings.model_dump(exclude_unset=True)
-    for kind in ("loads", "latencies"):
-        for experiment in content.get(kind, {}).values():
-            for sizes in filter(None, (experiment.get("cpu"), experiment.get("cuda"))):
-                sizes |= {"model": config.model} if config.model else {}
-                if kind == "loads":
-                    sizes["seeds"] = sizes["seeds"][: config.seeds]
-                    for point in sizes["points"].values():
-                        point |= {"requests": config.requests} if config.requests else {}
-    return Settings.model_validate(content)
+        raise ConfigError(f"{where}: {first_refusal(error, lower=True)}") from error
 
 
 def presets() -> Mapping[str, Mapping[str, Any]]:
@@ -380,41 +351,30 @@ def find_preset(name: str) -> Mapping[str, Any]:
     return known[name]
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A paper's printed numbers and what they were measured on."""
+class Published(BaseModel):
+    """A paper's printed numbers and what they were measured on; each figure is a further field."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
 
     paper: str
     hardware: str
     model: str
-    content: Mapping[str, Any]
+    note: str
 
     @property
     def label(self) -> str:
         """What the numbers were measured on."""
         return f"{self.model} on {self.hardware}"
 
-    def rows(self, table: str, label: str) -> Mapping[str, Any]:
-        """The values of a table (``table1``) in the row of a workload; empty where there is none.
+    def figure(self, name: str) -> Mapping[str, Any]:
+        """What is printed of a figure or table: what the ``text`` says, ``rows`` by workload.
 
-        Table 2 has, by metric and algorithm, (mean, deviation).
+        Table 2 has, by workload, metric and algorithm, (mean, deviation).
         """
-        found: Mapping[str, Any] = self.content.get(table, {}).get("rows", {}).get(label, {})
-        return found
-
-    def text(self, figure: str) -> Mapping[str, str]:
-        """What the paper's text says about a figure."""
-        found: Mapping[str, str] = self.content.get(figure, {}).get("text", {})
-        return found
+        found: Mapping[str, Any] = (self.model_extra or {}).get(name, {})
+        return {"text": {}, "rows": {}, **found}
 
 
 def read_published(name: str) -> Published:
     """Read the file called `name`; ConfigError where it is missing or broken."""
-    try:
-        content = json.loads((FILES / name).read_bytes())
-    except (OSError, ValueError) as error:
-        known = ", ".join(sorted(found.name for found in FILES.glob("*.json")))
-        raise ConfigError(
-            f"`published` {Path(name).name}: cannot be read: {error}", hint=f"there are {known}"
-        ) from error
-    return Published(content["paper"], content["hardware"], content["model"], content)
+    return read_yaml(Published, FILES / name, "published")

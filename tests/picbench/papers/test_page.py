@@ -10,7 +10,7 @@ from picbench.papers.page import draw
 from picbench.papers.settings import Drawing, Published
 
 CONDITIONS = {"caption": "here", "model": "no weights", "hardware": "a machine", "commit": "abc"}
-PUBLISHED = Published("a paper", "a machine", "a model", {})
+PUBLISHED = Published(paper="a paper", hardware="a machine", model="a model", note="")
 TIME = Drawing(name="fig", kind="lines", metric="time", label="time, s")
 
 

@@ -12,8 +12,7 @@ from picbench.papers.prompts import (
     LayerWork,
     count_layers,
     even_shares,
-    measure_attention,
-    measure_layers,
+    measure_rows,
 )
 from picbench.papers.settings import RowExperiment, RowSettings
 
@@ -69,7 +68,8 @@ def mean(data: ExperimentData, label: str, arm: str, metric: str) -> float:
 
 def test_rows_are_repeats() -> None:
     settings = RowSettings(dataset="musique", rows=2, arms=["full", "cacheblend:r=0.15"])
-    data = measure_layers("epic", "layers", RowExperiment(varies="layer", cpu=settings), "abc")
+    wanted = {"layers": RowExperiment(varies="layer", cpu=settings)}
+    [data] = measure_rows("epic", wanted, "abc", counted=True)
     assert data.labels == [str(layer) for layer in range(1, 9)]
     assert data.repeats == "rows"
     assert data.seeds == [1, 2]
@@ -84,8 +84,11 @@ def test_shares_are_those_of_chunks_but_the_first() -> None:
     attention = np.full((1, 1, 30), 0.01)
     attention[0, 0, 5] = 1.0
     attention[0, 0, 15] = 0.11
-    shares = even_shares(attention, [(5, 15), (15, 25)], 4)
-    assert shares[0, 0] == pytest.approx([5.5, 0.5, 0.5, 0.5])
+    spans = [(5, 15), (15, 25)]
+    shares = [figures["share"] for figures in even_shares(attention, spans, 4)]
+    assert shares == pytest.approx([5.5, 0.5, 0.5, 0.5])
+    [layer] = even_shares(attention, spans, None)
+    assert layer == {"first_share": 5.5, "sinks_share": 1.75, "top_head_share": 1.75}
 
 
 def test_both_views_come_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +121,7 @@ def test_both_views_come_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
         "sinks": RowExperiment(varies="layer", by="layer", cpu=SETTINGS),
         "places": RowExperiment(varies="token", by="token", cpu=SETTINGS),
     }
-    sinks, places = measure_attention(wanted, "epic", "abc")
+    sinks, places = measure_rows("epic", wanted, "abc", counted=False)
     assert calls == ["text", "chunk"] * 2
     assert sinks.labels == ["1", "2", "3"]
     assert places.labels == ["1", "2", "3", "4", "5", "6"]

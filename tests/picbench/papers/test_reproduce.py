@@ -278,7 +278,7 @@ def test_a_figure_that_a_paper_lacks_is_named(settings_file: Path, tmp_path: Pat
         ({"loads.chunks.cpu.common": {"zipf": -1.0, "requests": 3}}, "zipf -1.0 is not possible"),
         ({"loads.chunks.cpu.common": {"colour": 1}}, "colour 1: extra inputs are not permitted"),
         ({"figures.fig8.experiment": "chunk"}, "no experiment 'chunk'"),
-        ({"published": "none.json"}, "none.json: cannot be read"),
+        ({"published": "none.json"}, "none.json: No such file"),
     ],
 )
 def test_what_is_wrong_is_said_before_an_engine_starts(

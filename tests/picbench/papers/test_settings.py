@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from picbench.errors import ConfigError
+from picbench.papers.reproduce import points
 from picbench.papers.settings import (
     PAPERS,
     Device,
@@ -15,7 +16,6 @@ from picbench.papers.settings import (
     RunQuantity,
     ScoreQuantity,
     find_preset,
-    points,
     presets,
     read_published,
     read_settings,
@@ -44,7 +44,7 @@ def test_every_figure_has_its_experiment_on_both_devices(paper: str) -> None:
         assert experiment.cpu is not None
         # Attention is computed on the CPU, whatever serves the rest, and counts need no device.
         assert isinstance(experiment, RowExperiment) or experiment.cuda is not None
-        assert name in published.content or figure.experiment in OURS
+        assert name in (published.model_extra or {}) or figure.experiment in OURS
     for load in settings.loads:
         assert list(points(settings, load, "cpu"))
         assert list(points(settings, load, "cuda"))
@@ -104,7 +104,7 @@ def test_points_have_names_of_files(paper: str, device: Device) -> None:
 def test_workloads_are_those_of_table_2() -> None:
     published = read_published("mepic.json")
     labels = {point.label for point in points(read_settings("mepic"), "workloads", "cpu")}
-    assert labels == set(published.content["table2"]["rows"])
+    assert labels == set(published.figure("table2")["rows"])
 
 
 def test_presets_are_the_workloads_of_table_1() -> None:
@@ -116,7 +116,7 @@ def test_presets_are_the_workloads_of_table_1() -> None:
 @pytest.mark.parametrize("label", ["squad", "newsqa", "narrativeqa", "emrqa"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_workloads_are_as_long_and_as_reusable_as_the_papers(label: str, device: Device) -> None:
-    paper = read_published("mepic.json").rows("table1", label)
+    paper = read_published("mepic.json").figure("table1")["rows"][label]
     if device == "cpu":
         # The testbed's own workloads are smaller: its presets have as many requests as the paper.
         model = models.resolve("testbed")
