@@ -434,8 +434,8 @@ def scored_page(settings: ScoredPage) -> Outcome:
         arms = score_arms(part) if part.rows > 1 else {}
         if not arms or not arms[FULL].kept:
             raise DataError(
-                f"{case.name}: {part.rows} rows of which full recompute answers none or few: "
-                "nothing to compare with",
+                f"{case.name}: full recompute answers none or few of {part.rows} rows, so that "
+                "there is nothing to compare with",
                 hint="measure more `rows`",
             )
         workloads.setdefault(name, {})[case.dataset] = arms

@@ -26,23 +26,16 @@ from picbench.papers.arm_scores import ArmRows, Case, ScoredPart
 from picbench.papers.settings import FILES
 from picbench.workloads.models.shapes import VOCABULARY, write_tokenizer
 
-_SCALED = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 1024,
-    "rope_theta": 500_000.0,
-}
+MODEL, QWEN = "mistralai/Mistral-7B-Instruct-v0.2", "Qwen/Qwen2.5-7B-Instruct"
 
 #: Architecture and configuration of models by their names on the hub.
-MODEL = "mistralai/Mistral-7B-Instruct-v0.2"
-_PLAIN = {"rope_type": "default", "rope_theta": 1e7}
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     MODEL: ("mistral", {"sliding_window": None}),
-    "meta-llama/Llama-3.1-8B-Instruct": ("llama", {"rope_parameters": _SCALED}),
-    "Qwen/Qwen2.5-7B-Instruct": ("qwen2", {}),
-    "01-ai/Yi-Coder-9B-Chat": ("llama", {"rope_parameters": _PLAIN}),
+    QWEN: ("qwen2", {}),
+    "01-ai/Yi-Coder-9B-Chat": (
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7}},
+    ),
 }
 
 
@@ -126,10 +119,9 @@ def test_a_model_that_is_not_there_is_one_line_before_anything_runs(
 
 
 def test_folders_have_their_own_names() -> None:
-    name = "Qwen/Qwen2.5-7B-Instruct"
-    folder = put(name).resolve()
-    assert positions_of(name) == 8192
-    assert [name_of(name), name_of(str(folder))] == [name, "Qwen2.5-7B-Instruct"]
+    folder = put(QWEN).resolve()
+    assert positions_of(QWEN) == 8192
+    assert [name_of(QWEN), name_of(str(folder))] == [QWEN, "Qwen2.5-7B-Instruct"]
     result = reproduce("--models", f"{folder},{folder}")
     assert "two are called Qwen2.5-7B-Instruct" in result.stderr
 

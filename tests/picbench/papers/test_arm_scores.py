@@ -172,7 +172,9 @@ def written(folder: Path, parts: Sequence[ScoredPart]) -> list[str]:
 def test_rows_that_nothing_can_be_compared_with_are_refused(tmp_path: Path) -> None:
     wrong = part()
     wrong.arms["full"].score = [0.0] * 100
-    with pytest.raises(DataError, match="testbed-musique: 100 rows of which"):
+    with pytest.raises(
+        DataError, match="testbed-musique: full recompute answers none or few of 100 rows"
+    ):
         written(tmp_path, [wrong])
 
 
