@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
+from picbench.errors import EngineError
 from picbench.files import locked
 from picbench.papers import serve_arms
 from picbench.papers.arm_scores import ARMS_OF
@@ -28,7 +29,7 @@ from picbench.run.arm import SharedEngines, parse_arms, shareable
 from picbench.run.job import Job, can_resume, prepare
 from picbench.run.runner import TimeBudget, share
 from picbench.run.schedule import Progress
-from picbench.run.session import Launch, Services, execute_all
+from picbench.run.session import Launch, Services, execute, start_engines
 from picbench.run.traffic_file import TrafficConfig, TrafficWriter, Written, parse_traffic
 from picbench.settings import parse_config
 from picbench.store.reader import Run, read_run
@@ -262,20 +263,29 @@ def _serve(
     budget: TimeBudget,
     commit: str | None,
 ) -> bool:
-    """Serve runs on engines that start once; whether there was time for all of them."""
-    began: list[float] = []
+    """Serve runs, each from a cold cache, on engines that start once; whether there was time.
 
-    def allowed(_: Job) -> bool:
-        began.append(monotonic())
-        return budget.allows(runs[len(began) - 1][0].expected)
-
-    served = 0
-    jobs = [job for _, job in runs]
-    for served, _ in enumerate(execute_all(jobs, launch, progress, logs, allowed), 1):
-        load, _ = runs[served - 1]
-        budget.note(load.expected, monotonic() - began[-1])
-        load.stored(commit)
-    return served == len(runs)
+    One with a failed request ends them all: an engine that is gone would fail those that follow.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    with start_engines(runs[0][1], launch, progress, logs) as fleet:
+        for load, job in runs:
+            if not budget.allows(load.expected):
+                return False
+            began = monotonic()
+            for server in fleet.servers.values():
+                server.reset()
+            progress.say(job.output.name)
+            arms = execute(job, launch, progress, fleet)
+            if failed := sum(arm.failed for arm in arms.values()):
+                raise EngineError(
+                    f"{failed} requests failed in {job.output}",
+                    hint="see error in its samples.jsonl, and logs/; the same command resumes "
+                    "from here",
+                )
+            budget.note(load.expected, monotonic() - began)
+            load.stored(commit)
+    return True
 
 
 @dataclass(frozen=True, slots=True)

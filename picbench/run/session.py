@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from picbench.engines.algorithms import Reuse
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import MemoryUse
-from picbench.errors import ConfigError, EngineError, IncomparableRuns, InvalidRun
+from picbench.errors import EngineError, IncomparableRuns, InvalidRun
 from picbench.run.arm import Arm, ArmServer, Fleet, open_fleet
 from picbench.run.cache_state import summarise_cache
 from picbench.run.job import Job, changed, gpu_memory
@@ -92,7 +92,7 @@ def execute(
             fleet = Fleet({}, engines)
         try:
             with (
-                _start_engines(job, launch, progress, job.output / "logs")
+                start_engines(job, launch, progress, job.output / "logs")
                 if fleet is None
                 else nullcontext(fleet)
             ) as started:
@@ -103,47 +103,12 @@ def execute(
             raise
 
 
-def execute_all(
-    jobs: Sequence[Job],
-    launch: Launch,
-    progress: Progress,
-    logs: Path,
-    allowed: Callable[[Job], bool],
-) -> Iterator[Job]:
-    """Run jobs one after another, each from a cold cache and into a directory of its own.
-
-    The engines start once, so the jobs must agree on their settings (ConfigError); their output
-    goes to `logs`. A run that was stopped is resumed, as in `execute`. One with a failed request
-    ends them all with EngineError: an engine that is gone would fail those that follow. The first
-    one that is not `allowed` ends them too, without an error.
-    """
-    settings = [[arm.endpoint or job.engine(arm) for arm in job.arms] for job in jobs]
-    if any(other != settings[0] for other in settings):
-        raise ConfigError(
-            "runs on the same engines need the same arms, model, pool and context",
-            hint="fix kv_blocks, context and max_running for all of them",
-        )
-    logs.mkdir(parents=True, exist_ok=True)
-    with _start_engines(jobs[0], launch, progress, logs) as fleet:
-        for job in jobs:
-            if not allowed(job):
-                return
-            for server in fleet.servers.values():
-                server.reset()
-            progress.say(job.output.name)
-            arms = execute(job, launch, progress, fleet)
-            if failed := sum(arm.failed for arm in arms.values()):
-                raise EngineError(
-                    f"{failed} requests failed in {job.output}",
-                    hint="see error in its samples.jsonl, and logs/; the same command resumes "
-                    "from here",
-                )
-            yield job
-
-
 @contextmanager
-def _start_engines(job: Job, launch: Launch, progress: Progress, logs: Path) -> Iterator[Fleet]:
-    """The engines of all arms; says what was chosen where nothing was given, each note once."""
+def start_engines(job: Job, launch: Launch, progress: Progress, logs: Path) -> Iterator[Fleet]:
+    """The engines of all arms of a job, whose output goes to `logs`.
+
+    Says what was chosen where nothing was given, each note once.
+    """
     for note in job.notes:
         progress.say(note)
     tokenizer = partial(load_tokenizer, job.workload.model)
@@ -269,8 +234,10 @@ class _Session:
         )
         full = tallies[BASELINE].rows if BASELINE in tallies else []
         for arm in job.arms:
-            own, block = found[arm.name], self._fleet.engines[arm.name].get("block_bytes")
-            size, held = block if isinstance(block, int) else None, self._memory.get(arm.name, ())
+            own = found[arm.name]
+            block = self._fleet.engines[arm.name].get("block_bytes")
+            size = block if isinstance(block, int) else None
+            held = self._memory.get(arm.name, ())
             found[arm.name] = replace(
                 own,
                 cache=summarise_cache(job.config.cache, arm.reuse, tallies[arm.name], full),

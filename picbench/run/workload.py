@@ -188,9 +188,11 @@ def find_grader(
         scorer = find_scorer(dataset, rule, load)
     else:
         scorer = scorer_by_name(dataset, metric, load)
-    if not restates:
-        return scorer.metric, Grader(scorer.score, dataset.abstained)
+
+    def said(reply: str) -> str:
+        return answer(dataset.name, reply) if restates else reply
+
     return scorer.metric, Grader(
-        lambda reply, answers: scorer.score(answer(dataset.name, reply), answers),
-        lambda reply: dataset.abstained(answer(dataset.name, reply)),
+        lambda reply, answers: scorer.score(said(reply), answers),
+        lambda reply: dataset.abstained(said(reply)),
     )
