@@ -12,9 +12,8 @@ as long ones, and errors beyond the usual ones count less the larger they are (H
 because another program on the machine makes a cell several times as long.
 """
 
-from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -143,10 +142,6 @@ class _Live:
     compiling: int
 
 
-#: What is pushed: a request, and what it holds; None if nothing comes any more.
-_Pushed = tuple[RequestSize, RequestReuse | None] | None
-
-
 class ClosedLoop:
     """Serves requests in their order, `running` at a time, in steps of at most `budget` tokens.
 
@@ -161,37 +156,40 @@ class ClosedLoop:
         self._prompts, self._held = 0.0, 0
         self._users: Counter[int | bytes] = Counter()
         self._live: list[_Live] = []
-        self._next: _Pushed = None
-        self._steps = self._serve_all()
-        next(self._steps)
+        self._waiting: deque[_Live] = deque()
 
     def push(self, size: RequestSize, reuse: RequestReuse | None = None) -> None:
         """The next request, and what it holds, if that is to be counted."""
-        self._steps.send((size, reuse))
+        counts, own = self.counts, size.prefill()
+        counts.prefill = _sum(counts.prefill, own) if counts.prefill else own
+        counts.requests += 1
+        compiling = reuse.compile_blocks if reuse else 0
+        computed, output = max(1.0, size.computed), max(1.0, size.output)
+        self._waiting.append(_Live(computed, output, size.prompt + 1, reuse, compiling))
+        while len(self._waiting) > self._running:  # A step admits no more.
+            self._step()
 
     def close(self) -> LoopCounts:
         """Serve what is left."""
-        with suppress(StopIteration):
-            self._steps.send(None)
+        while self._live or self._waiting:
+            self._step()
         return self.counts
 
-    def _serve_all(self) -> Generator[None, _Pushed, None]:
-        """Run steps until they need to know the next request; it is always known whether one is."""
-        self._next = yield
-        while self._live or self._next is not None:
-            full = self._next is None or len(self._live) >= self._running
-            if self._live and full and all(request.prompt <= 0 for request in self._live):
-                self._generate(min(request.reply for request in self._live))
-            else:
-                yield from self._mixed()
-            # Blocks in the middle of a step; those of a reply come as it grows.
-            growing = sum(r.compiling - int(r.reply // BLOCK_SIZE) for r in self._live)
-            self.peak_blocks = max(self.peak_blocks, self._held + growing)
-            for request in self._live:
-                request.compiling = 0
-                if request.reply <= 0:
-                    self._hold(request.reuse, -1)
-            self._live = [request for request in self._live if request.reply > 0]
+    def _step(self) -> None:
+        """One step, or all of them up to the next that can be another one."""
+        full = not self._waiting or len(self._live) >= self._running
+        if self._live and full and all(request.prompt <= 0 for request in self._live):
+            self._generate(min(request.reply for request in self._live))
+        else:
+            self._mixed()
+        # Blocks in the middle of a step; those of a reply come as it grows.
+        growing = sum(r.compiling - int(r.reply // BLOCK_SIZE) for r in self._live)
+        self.peak_blocks = max(self.peak_blocks, self._held + growing)
+        for request in self._live:
+            request.compiling = 0
+            if request.reply <= 0:
+                self._hold(request.reuse, -1)
+        self._live = [request for request in self._live if request.reply > 0]
 
     def _generate(self, steps: float) -> None:
         """Steps in which all that run generate, and none can be admitted."""
@@ -204,16 +202,16 @@ class ClosedLoop:
             request.reply -= steps
             request.context += steps
 
-    def _mixed(self) -> Generator[None, _Pushed, None]:
+    def _mixed(self) -> None:
         """One step, in which requests may be admitted."""
         counts, room = self.counts, float(self._budget)
         counts.steps += 1
         self._prompts = 0.0
         for request in self._live:
             room -= self._serve(request, room)
-        while room > 0 and self._next is not None and len(self._live) < self._running:
-            request = self._admit(*self._next)
-            self._next = yield
+        while room > 0 and self._waiting and len(self._live) < self._running:
+            request = self._waiting.popleft()
+            self._hold(request.reuse, 1)
             room -= self._serve(request, room)
             self._live.append(request)
         if self._prompts > 0:
@@ -234,15 +232,6 @@ class ClosedLoop:
         request.reply -= 1
         request.context += 1
         return 1.0
-
-    def _admit(self, size: RequestSize, reuse: RequestReuse | None) -> _Live:
-        counts, own = self.counts, size.prefill()
-        counts.prefill = _sum(counts.prefill, own) if counts.prefill else own
-        counts.requests += 1
-        self._hold(reuse, 1)
-        compiling = reuse.compile_blocks if reuse else 0
-        computed, output = max(1.0, size.computed), max(1.0, size.output)
-        return _Live(computed, output, size.prompt + 1, reuse, compiling)
 
     def _hold(self, reuse: RequestReuse | None, sign: int) -> None:
         """Count the blocks of a request that begins (1); leave out those of an ended one (-1)."""

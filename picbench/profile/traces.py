@@ -150,10 +150,14 @@ class ContentTable:
     """Makes segments; in an `exact` table each has token ids, invented ones where none are known.
 
     Its methods raise ValueError for a name with two lengths or two contents, or with none yet.
+    `load` loads a tokenizer, and is called only for texts.
     """
 
-    def __init__(self, *, exact: bool) -> None:
-        self.exact = exact
+    def __init__(self, *, exact: bool, load: Callable[[], Encode] | None = None) -> None:
+        self.exact, self._load = exact, load
+        self._encode: Encode | None = None
+        self._start: tuple[int, ...] = ()
+        self._texts: set[tuple[str, str]] = set()
         self._named: dict[tuple[str, str], TraceSegment] = {}
         self._by_tokens: dict[bytes, int] = {}
         self._told: set[int] = set()
@@ -200,6 +204,43 @@ class ContentTable:
                 raise ValueError(f"field {kind!r}: {name!r} has other tokens here than before")
         return known
 
+    def of_prompt(self, parts: Sequence[PromptContent]) -> tuple[TraceSegment, ...]:
+        """The segments of a prompt that have tokens.
+
+        The ids that a tokenizer begins prompts with are a text of their own, before a chunk as
+        well, so that a named content has the same tokens in every place.
+        """
+        made = [self.of_content(content, f"parts.{place}") for place, content in enumerate(parts)]
+        first = parts[0]
+        named = first.tokens is None and first.name in self._texts
+        if self._start and (first.text is not None or named):
+            made.insert(0, self.of_tokens(self._start, chunk=False))
+        return tuple(segment for segment in made if segment.length)
+
+    def of_content(self, content: PromptContent, where: str) -> TraceSegment:
+        """The segment of a content. Raises ValueError that names `where` it stands."""
+        chunk, tokens, made = content.chunk is not None, content.tokens, None
+        if isinstance(tokens, int):
+            made = self.of_length(tokens, chunk=chunk)
+        elif tokens is not None:
+            made = self.of_tokens(tokens, chunk=chunk)
+        elif content.text is not None:
+            if self._encode is None:
+                assert self._load is not None, "only traces with texts have PromptContent"
+                self._encode = self._load()
+                self._start = self._encode("")
+            ids = self._encode(content.text)[len(self._start) :]
+            made = self.of_tokens(ids, chunk=chunk)
+        if content.name is None:
+            assert made is not None, "PromptContent has a name, a text or tokens"
+            return made
+        if content.text is not None:
+            self._texts.add(content.name)
+        try:
+            return self.name(*content.name, made)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+
     def _next(self) -> int:
         self._numbers += 1
         return self._numbers
@@ -222,8 +263,8 @@ def read_trace_file(path: Path, encode: Callable[[], Encode]) -> Trace:
     if f'"{FORMAT}"' in first[0][1]:
         return Trace("picbench traffic", True, _traffic_requests(path, every))
     exact = any(_has_tokens(line) for _, line in first)
-    segments = _Segments(ContentTable(exact=exact), encode)
-    return Trace("JSON Lines", exact, _user_requests(path, every, segments))
+    table = ContentTable(exact=exact, load=encode)
+    return Trace("JSON Lines", exact, _user_requests(path, every, table))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -321,7 +362,7 @@ def _traffic_requests(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[
 
 
 def _user_requests(
-    path: Path, lines: Iterator[tuple[int, str]], made: "_Segments"
+    path: Path, lines: Iterator[tuple[int, str]], table: ContentTable
 ) -> Iterator[TracedRequest]:
     """The requests of a user's lines. Raises DataError with file, line and field."""
     from picbench.workloads.sources.row_schema import first_problem
@@ -333,8 +374,8 @@ def _user_requests(
             found = PromptLine.model_validate_json(line.rstrip())
             if found.arrival is not None and clock is not None and found.arrival < clock:
                 raise ValueError(f"field 'arrival': {found.arrival} is earlier than {clock} before")
-            segments = made.of_prompt(found.parts)
-            reply = made.of_content(found.reply, "reply") if found.reply else None
+            segments = table.of_prompt(found.parts)
+            reply = table.of_content(found.reply, "reply") if found.reply else None
         except ValueError as error:
             # The line's own number is in `source`.
             problem = first_problem(error).replace(" at line 1 column ", " at column ")
@@ -343,49 +384,3 @@ def _user_requests(
         if not segments:
             raise DataError(f"{source}: field 'parts': no tokens", hint=_LINES_HINT)
         yield TracedRequest(segments, found.output, found.arrival, reply, source)
-
-
-class _Segments:
-    """Makes segments of the contents of a user's lines."""
-
-    def __init__(self, table: ContentTable, load: Callable[[], Encode]) -> None:
-        self._table, self._load = table, load
-        self._encode: Encode | None = None
-        self._start: tuple[int, ...] = ()
-        self._texts: set[tuple[str, str]] = set()
-
-    def of_prompt(self, parts: Sequence[PromptContent]) -> tuple[TraceSegment, ...]:
-        """The segments of a prompt that have tokens.
-
-        The ids that a tokenizer begins prompts with are a text of their own, before a chunk as
-        well, so that a named content has the same tokens in every place.
-        """
-        made = [self.of_content(content, f"parts.{place}") for place, content in enumerate(parts)]
-        first = parts[0]
-        named = first.tokens is None and first.name in self._texts
-        if self._start and (first.text is not None or named):
-            made.insert(0, self._table.of_tokens(self._start, chunk=False))
-        return tuple(segment for segment in made if segment.length)
-
-    def of_content(self, content: PromptContent, where: str) -> TraceSegment:
-        """The segment of a content. Raises ValueError that names `where` it stands."""
-        chunk, tokens, made = content.chunk is not None, content.tokens, None
-        if isinstance(tokens, int):
-            made = self._table.of_length(tokens, chunk=chunk)
-        elif tokens is not None:
-            made = self._table.of_tokens(tokens, chunk=chunk)
-        elif content.text is not None:
-            if self._encode is None:
-                self._encode = self._load()
-                self._start = self._encode("")
-            ids = self._encode(content.text)[len(self._start) :]
-            made = self._table.of_tokens(ids, chunk=chunk)
-        if content.name is None:
-            assert made is not None, "PromptContent has a name, a text or tokens"
-            return made
-        if content.text is not None:
-            self._texts.add(content.name)
-        try:
-            return self._table.name(*content.name, made)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error

@@ -25,20 +25,25 @@ def size(computed: float = 100, output: float = 4, prompt: float = 100) -> Reque
     return RequestSize(prompt, computed, 0, 0, 0, output)
 
 
-def test_one_at_a_time_takes_a_step_for_each_token() -> None:
-    found = serve_loop([size(), size()], 1, 2048)
-    assert found.requests == 2
-    assert (found.steps, found.replies) == (8, 6)
-    assert found.read == pytest.approx(2 * (101 + 102 + 103) / 1e3)
-    assert found.prefill[1] == pytest.approx(0.2)
-
-
-def test_a_budget_spreads_prompts_over_steps() -> None:
-    # 250 tokens take three steps, in the last of which the next request begins.
-    found = serve_loop([size(250, 1), size(250, 1)], 2, 100)
-    assert found.steps == 5
-    assert found.replies == 0
-    assert found.prefill_steps == 5
+@pytest.mark.parametrize(
+    ("sizes", "running", "budget", "steps", "replies"),
+    [
+        ([size(), size()], 1, 2048, 8, 6),
+        # 250 tokens take three steps, in the last of which the next request begins.
+        ([size(250, 1), size(250, 1)], 2, 100, 5, 0),
+        # The short request ends after its second step; the third one runs beside the long one.
+        ([size(output=10), size(output=2), size(output=8)], 2, 2048, 10, 9 + 1 + 7),
+    ],
+    ids=["one at a time", "a budget", "a slot is filled"],
+)
+def test_steps_and_replies_are_counted(
+    sizes: list[RequestSize], running: int, budget: int, steps: int, replies: int
+) -> None:
+    found = serve_loop(sizes, running, budget)
+    assert (found.requests, found.steps, found.replies) == (len(sizes), steps, replies)
+    assert found.prefill[1] == pytest.approx(sum(one.computed for one in sizes) / 1e3)
+    if running == 1:
+        assert found.read == pytest.approx(2 * (101 + 102 + 103) / 1e3)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +67,6 @@ def test_steps_of_prompts_are_counted(
     assert found.steps > steps
 
 
-def test_a_slot_is_filled_when_its_request_has_ended() -> None:
-    # The short request ends after its second step, and the third one runs beside the long one.
-    found = serve_loop([size(output=10), size(output=2), size(output=8)], 2, 2048)
-    assert found.steps == 10
-    assert found.replies == 9 + 1 + 7
-
-
 @pytest.mark.parametrize(("output", "peak"), [(1, 20), (1 + 16, 22)])
 def test_blocks_of_requests_that_run_together(output: int, peak: int) -> None:
     loop = ClosedLoop(2, 2048)
@@ -76,7 +74,7 @@ def test_blocks_of_requests_that_run_together(output: int, peak: int) -> None:
         own = 6 + (output > 1)
         reuse = RequestReuse(100, 0, own_blocks=own, shared=((b"chunk", 8),))
         loop.push(size(output=output), reuse)
-        assert number == 3 or loop.counts.requests <= number + 1
+        assert loop.counts.requests == number + 1
     loop.close()
     assert loop.peak_blocks == peak
     assert loop.counts.requests == 4

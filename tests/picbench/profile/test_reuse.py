@@ -133,56 +133,32 @@ def alike(request: TracedRequest) -> bool:
     return any(segment.chunk and segment.length == 49 for segment in request.segments)
 
 
-def test_a_known_reply_is_found_by_the_next_request() -> None:
-    for exact in (True, False):
-        mixes = Mixes(1, 1)
-        head, reply, more = mixes.text(20), mixes.text(29), mixes.text(9)
-        first, second = (head,), (head, reply, more)
-        if not exact:
-            reply = reply._replace(tokens=None)
-            first, second = bare(first), bare(second)
-        for blocks in (None, 20):
-            arm = ArmSimulation(parse("prefix"), exact=exact, blocks=blocks)
-            arm.serve(TracedRequest(first, 29, reply=reply))
-            found = arm.serve(TracedRequest(second, 1))
-            # Of 20 + 29 tokens the last is not stored: three full blocks.
-            assert found is not None
-            assert found.prefix_blocks == 3
-
-
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("blocks", [None, 20])
-def test_a_known_reply_goes_on_where_the_chunks_end(exact: bool, blocks: int | None) -> None:
+@pytest.mark.parametrize(
+    ("chunk", "reply", "outputs"),
+    # Of 20 text tokens and 29 of a reply the last is not stored; where a chunk and 10 more are
+    # between them, its blocks are mapped; a reply that ends early forgets nothing of 20 + 59.
+    [(False, 29, [29]), (True, 29, [29]), (False, 60, [40, 5])],
+)
+def test_a_known_reply_is_found_by_the_next_request(
+    exact: bool, blocks: int | None, chunk: bool, reply: int, outputs: list[int]
+) -> None:
     mixes = Mixes(1, 1)
-    head, chunk, question = mixes.text(20), mixes.chunk(32), mixes.text(10)
-    reply, more = mixes.text(29), mixes.text(9)
-    first, second = (head, chunk, question), (head, chunk, question, reply, more)
+    first: tuple[TraceSegment, ...] = (mixes.text(20),)
+    if chunk:
+        first += mixes.chunk(32), mixes.text(10)
+    answer, more = mixes.text(reply), mixes.text(9)
+    second = (*first, answer, more)
     if not exact:
-        (reply,), first, second = bare((reply,)), bare(first), bare(second)
-    arm = ArmSimulation(parse("naive"), exact=exact, blocks=blocks)
-    arm.serve(TracedRequest(first, 29, reply=reply))
+        (answer,), first, second = bare((answer,)), bare(first), bare(second)
+    arm = ArmSimulation(parse("naive" if chunk else "prefix"), exact=exact, blocks=blocks)
+    for output in outputs:
+        arm.serve(TracedRequest(first, output, reply=answer))
     found = arm.serve(TracedRequest(second, 1))
-    # Of 20 + 10 + 29 computed tokens the last is not stored: three full blocks.
     assert found is not None
-    assert (found.chunk_blocks, found.prefix_blocks) == (2, 3)
-    assert found.reused == 32 + 48
-
-
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("blocks", [None, 20])
-def test_a_reply_that_ends_early_forgets_nothing(exact: bool, blocks: int | None) -> None:
-    mixes = Mixes(1, 1)
-    head, reply, more = mixes.text(20), mixes.text(60), mixes.text(9)
-    first, second = (head,), (head, reply, more)
-    if not exact:
-        (reply,), first, second = bare((reply,)), bare(first), bare(second)
-    arm = ArmSimulation(parse("prefix"), exact=exact, blocks=blocks)
-    for output in (40, 5):
-        arm.serve(TracedRequest(first, output, reply=reply))
-    found = arm.serve(TracedRequest(second, 1))
-    # Of 20 + 60 tokens 59 were stored at the first time: three full blocks.
-    assert found is not None
-    assert found.prefix_blocks == 3
+    assert (found.chunk_blocks, found.prefix_blocks) == (2 * chunk, 3)
+    assert found.reused == 32 * chunk + 48
 
 
 def bare(segments: tuple[TraceSegment, ...]) -> tuple[TraceSegment, ...]:
