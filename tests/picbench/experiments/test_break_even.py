@@ -49,27 +49,31 @@ FACTS = GridFacts(
 SETTINGS = read_grids()["cpu"]
 
 
-def cell(ttft: float, requests_s: float = 1.0, blocks: float = 10.0) -> ArmCell:
+def cell(point: GridPoint, factor: float = 1.0, blocks: float = 10.0) -> ArmCell:
+    """Longer prompts take longer."""
+    seconds = factor * (0.01 + (point.prompt + 48.0) / 1e3)
     return ArmCell(
         requests=4,
-        ttft_s=ttft,
-        ttft_p95_s=ttft,
-        requests_s=requests_s,
+        ttft_s=seconds,
+        ttft_p95_s=seconds,
+        requests_s=1 / seconds,
         peak_blocks=blocks,
-        prompt=500,
-        computed=100,
+        prompt=point.prompt + 48.0,
+        computed=point.prompt + 48.0,
         output=4,
     )
 
 
-def measured(count: int | None = None) -> MeasuredGrid:
-    """A grid in which mepic is better from half of the tokens on."""
+def measured(
+    count: int | None = None, settings: GridSettings = SETTINGS, later: float = 0.0
+) -> MeasuredGrid:
+    """A grid in which mepic is better from half of the tokens on; `later` seeds: that earlier."""
     cells = []
-    for traffic in plan_grid(SETTINGS)[:count]:
-        for point, _ in traffic.keys:
-            mepic = 1.5 - point.reuse + traffic.seed / 1000
-            arms = {arm: cell(1.0) for arm in ARMS} | {"mepic": cell(mepic, 1 / mepic, 5.0)}
-            cells.append(MeasuredCell(point, traffic.seed, arms, 2.0))
+    for traffic in plan_grid(settings)[:count]:
+        for point, seed in traffic.keys:
+            mepic = 1.5 - point.reuse + seed / 1000 - (later if seed else 0.0)
+            arms = {arm: cell(point) for arm in ARMS} | {"mepic": cell(point, mepic, 5.0)}
+            cells.append(MeasuredCell(point, seed, arms, 2.0))
     return MeasuredGrid(FACTS, cells)
 
 
@@ -240,33 +244,6 @@ def test_prefix_stands_for_reorder_where_it_was_not_served() -> None:
 STAGED = replace(SETTINGS, again_tokens=10_000)
 
 
-def sized(point: GridPoint, factor: float) -> ArmCell:
-    prompt = point.chunks * point.chunk_tokens + 48.0
-    seconds = factor * (0.01 + prompt / 1e3)
-    return ArmCell(
-        requests=4,
-        ttft_s=seconds,
-        ttft_p95_s=seconds,
-        requests_s=1 / seconds,
-        peak_blocks=10 * factor,
-        prompt=prompt,
-        computed=prompt,
-        output=4,
-    )
-
-
-def in_stages(settings: GridSettings) -> MeasuredGrid:
-    """mepic is better from half of the reuse on, with the last seeds from a quarter on."""
-    cells = []
-    for traffic in plan_grid(settings):
-        for point, _ in traffic.keys:
-            mepic = (1.5 if traffic.seed == 0 else 1.25) - point.reuse + 0.01
-            arms = {arm: sized(point, 1.0) for arm in ("prefix", "reorder")}
-            arms["mepic"] = sized(point, mepic)
-            cells.append(MeasuredCell(point, traffic.seed, arms, 2.0))
-    return MeasuredGrid(FACTS, cells)
-
-
 @pytest.mark.parametrize(
     ("settings", "stages"),
     [
@@ -278,7 +255,7 @@ def in_stages(settings: GridSettings) -> MeasuredGrid:
 def test_each_stage_is_held_against_the_whole(
     settings: GridSettings, stages: tuple[GridStage, ...]
 ) -> None:
-    grid = in_stages(settings)
+    grid = measured(settings=settings, later=0.25)
     rows = [line.split(" | ") for line in stage_errors(grid, settings).splitlines()[2:]]
     assert tuple(row[0].removeprefix("| ") for row in rows) == stages
     counts = [int(row[1].split(" of ")[0]) for row in rows]
