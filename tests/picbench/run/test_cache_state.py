@@ -31,7 +31,6 @@ from picbench.run.result import print_result
 from picbench.settings import parse_config
 from picbench.store import provenance
 from picbench.store.reader import read_run
-from picbench.store.writer import SUMMARY
 from picbench.workloads.sample import Sample, SampleSegment
 
 ARMS = ("full", "prefix", "mepic")
@@ -207,82 +206,6 @@ def test_requests_that_a_state_cannot_be_measured_with_are_refused(
 def quick_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
     found = provenance.collect()
     monkeypatch.setattr(provenance, "collect", lambda: dict(found))
-
-
-class StoppedError(Exception):
-    """What stops a run."""
-
-
-def stopping(samples: Sequence[Sample], at: int = -1) -> Harness:
-    """Engines that evict; the run is stopped before a group, counted over all arms."""
-    harness = Harness(samples, make=partial(PicEngine, capacity=5))
-
-    def watch() -> None:
-        if len(harness.groups) == at:
-            raise StoppedError
-
-    harness.watch = watch
-    return harness
-
-
-def outcome(folder: Path) -> dict[str, Any]:
-    """All that a run measured but for times."""
-    run = read_run(folder)
-    arms = json.loads((folder / SUMMARY).read_text())["arms"]
-    return {
-        "status": run.manifest["status"],
-        "rows": [
-            (row.arm, row.sample, row.round, row.tokens, row.expected_reuse) for row in run.rows
-        ],
-        "cache": {name: arm["cache"] for name, arm in arms.items()},
-    }
-
-
-def run_twice(folder: Path, samples: Sequence[Sample], stop: int, **settings: Any) -> Harness:
-    """Begin a run that is stopped, and run it to its end; what happened in its second part."""
-    with pytest.raises(StoppedError):
-        run_fakes(stopping(samples, stop), folder, *ARMS, **settings)
-    assert read_run(folder).manifest["status"] == "failed"
-    again = stopping(samples)
-    run_fakes(again, folder, *ARMS, **settings)
-    return again
-
-
-@pytest.mark.parametrize("state", ["cold", "warm", "steady"])
-@pytest.mark.parametrize("concurrency", [1, 3])
-def test_a_stopped_run_ends_as_if_it_had_not_been(
-    state: str, concurrency: int, tmp_path: Path
-) -> None:
-    settings: dict[str, Any] = {"cache": state, "concurrency": concurrency}
-    samples = make_reusing_samples(15)
-    if state == "steady":
-        samples = [make_sample(number) for number in range(200)]
-    run_fakes(stopping(samples), tmp_path / "whole", *ARMS, **settings)
-    for stop in (4, 7):
-        run_twice(tmp_path / f"run-{stop}", samples, stop, **settings)
-        assert outcome(tmp_path / f"run-{stop}") == outcome(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("state", [None, "cold", "warm"])
-def test_a_run_that_is_stopped_in_a_later_repeat_goes_on_there(
-    state: str | None, tmp_path: Path
-) -> None:
-    settings: dict[str, Any] = {"cache": state, "concurrency": 1, "repeats": 3}
-    samples = make_reusing_samples(4)
-    run_fakes(stopping(samples), tmp_path / "whole", *ARMS, **settings)
-    # Twelve groups are a repeat; warm caches are filled before each.
-    for stop in (12, 17, 20):
-        folder = tmp_path / f"run-{stop}"
-        run_twice(folder, samples, stop, **settings)
-        assert outcome(folder) == outcome(tmp_path / "whole")
-        assert read_run(folder).manifest["attempts"][1]["replayed"] < 12
-
-
-def test_cold_requests_are_not_served_again(tmp_path: Path) -> None:
-    harness = run_twice(tmp_path, SAMPLES, 7, cache="cold", concurrency=1)
-    assert len(harness.groups) == 8 * len(ARMS) - 7
-    attempts = read_run(tmp_path).manifest["attempts"]
-    assert [(attempt["done"], attempt["replayed"]) for attempt in attempts] == [(0, 0), (7, 0)]
 
 
 def test_an_arm_whose_cache_cannot_be_dropped_is_lost(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from errno import ENOSPC
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness_fakes import (
     REFUSED,
     CachingEngine,
     Harness,
+    PicEngine,
     make_reusing_samples,
     make_sample,
     run_fakes,
@@ -44,7 +46,7 @@ COUNT = 7
 
 #: What of a summary does not depend on how fast anything was.
 COUNTERS = ("requests", "failed", "score", "tokens", "computed_tokens", "output_tokens", "hits",
-            "moved", "compiled", "outcomes")  # fmt: skip
+            "moved", "compiled", "outcomes", "cache")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -53,21 +55,32 @@ def quick_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "collect", lambda: dict(found))
 
 
-def caching(samples: Sequence[Sample] | None = None, capacity: int = 5, **settings: Any) -> Harness:
+def caching(
+    samples: Sequence[Sample] | None = None,
+    capacity: int = 5,
+    engine: type[CachingEngine | PicEngine] = CachingEngine,
+    **settings: Any,
+) -> Harness:
     """Engines whose replies depend on what they served before."""
-    make = partial(CachingEngine, capacity=capacity)
+    make = partial(engine, capacity=capacity)
     return Harness(samples or make_reusing_samples(COUNT), make=make, **settings)
 
 
 def stopped_states(
-    folder: Path, harness: Harness, arms: Sequence[str] = ARMS, **settings: Any
+    folder: Path,
+    harness: Harness,
+    arms: Sequence[str] = ARMS,
+    groups: Container[int] = range(1000),
+    **settings: Any,
 ) -> list[Path]:
-    """Copies of a run's directory, as a kill before each of its batches would leave it."""
+    """Copies of a run's directory, as a kill before each of these groups would leave it."""
     copies: list[Path] = []
+    numbers = count()
 
     def copy() -> None:
-        copies.append(folder / f"stopped-{len(copies)}")
-        shutil.copytree(folder / "whole", copies[-1])
+        if (group := next(numbers)) in groups:
+            copies.append(folder / f"stopped-{group}")
+            shutil.copytree(folder / "whole", copies[-1])
 
     harness.watch = copy
     run_fakes(harness, folder / "whole", *arms, **settings)
@@ -152,26 +165,44 @@ def changing_places() -> list[Sample]:
     return samples
 
 
+def in_state(state: str | None, concurrency: int, repeats: int = 1) -> tuple[Any, ...]:
+    """A case of a declared state of caches; groups that fill caches count as well."""
+    samples = make_reusing_samples(4 if repeats > 1 else 15)
+    if state == "steady":
+        samples = [make_sample(number) for number in range(200)]
+    settings = {"cache": state, "concurrency": concurrency, "repeats": repeats}
+    given = {"samples": samples, "engine": PicEngine}
+    return given, ("full", "prefix", "mepic"), settings, (12, 17, 20) if repeats > 1 else (4, 7)
+
+
+ONE = {"concurrency": 1}
 REFUSED_SECOND = [make_sample(n, first=REFUSED if n == 1 else 1) for n in range(4)]
-#: What a harness has, the arms, requests at a time, the states that are resumed.
-CASES: dict[str, tuple[dict[str, Any], Sequence[str], int, slice]] = {
-    "larger groups": ({"samples": make_reusing_samples(20)}, ARMS, 2, slice(None)),
+#: What a harness has, the arms, the settings, and the groups before which a run is stopped.
+CASES: dict[str, tuple[Any, ...]] = {
+    "larger groups": ({"samples": make_reusing_samples(20)}, ARMS, {"concurrency": 2}, range(99)),
     # Preloading serves one group in each arm.
-    "preloaded": ({"preload": make_reusing_samples(6), "capacity": 9}, ARMS, 1, slice(8, 9)),
-    "reordered": ({"samples": changing_places()}, ("prefix", "reorder"), 1, slice(9, None, 5)),
-    "failed": ({"samples": REFUSED_SECOND}, ARMS, 1, slice(-1, None)),
+    "preloaded": ({"preload": make_reusing_samples(6), "capacity": 9}, ARMS, ONE, (8,)),
+    "reordered": ({"samples": changing_places()}, ("prefix", "reorder"), ONE, (9, 14, 19)),
+    "failed": ({"samples": REFUSED_SECOND}, ARMS, ONE, (11,)),
+    **{f"{s} at {n}": in_state(s, n) for s in ("cold", "warm", "steady") for n in (1, 3)},
+    **{f"{s} repeated": in_state(s, 1, repeats=3) for s in (None, "cold", "warm")},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_runs_of_all_kinds_end_as_if_they_had_not_been_stopped(case: str, tmp_path: Path) -> None:
-    given, arms, concurrency, resumed = CASES[case]
-    states = stopped_states(tmp_path, caching(**given), arms, concurrency=concurrency)
+    given, arms, settings, groups = CASES[case]
+    states = stopped_states(tmp_path, caching(**given), arms, groups, **settings)
     reference = outcome(tmp_path / "whole")
     assert reference["status"] == ("partial" if case == "failed" else "complete")
-    for state in states[resumed]:
-        run_fakes(caching(**given), state, *arms, concurrency=concurrency)
+    for state in states:
+        run_fakes(caching(**given), state, *arms, **settings)
         assert outcome(state) == reference
+        replayed = read_run(state).manifest["attempts"][1]["replayed"]
+        if case.startswith("cold"):
+            assert replayed == 0
+        # Twelve groups are a repeat.
+        assert "repeated" not in case or replayed < 12
     if case == "reordered":
         sent = {(row.arm, row.prompt_sha256) for row in reference["rows"]}
         assert len({prompt for _, prompt in sent}) > len(sent) / 2, "nothing was reordered"
