@@ -230,7 +230,8 @@ class DeclaredCache:
         if batch.lost is not None or self._state not in ("cold", "warm"):
             return
         reuse = self._reuse[batch.arm]
-        where, report = f"arm {batch.arm}", "report this with the run directory"
+        where = f"arm {batch.arm}"
+        report = "report this with the run directory"
         if self._state == "cold" and batch.result.snapshots:
             blocks = batch.result.snapshots[0].blocks
             if idle := blocks["prefix_idle"] + blocks["chunk_idle"]:

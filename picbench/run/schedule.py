@@ -83,7 +83,7 @@ class Rounds:
 
     def __init__(self, job: Job, fleet: Fleet, say: Callable[[str], object]) -> None:
         self._job, self._servers, self._say = job, fleet.servers, say
-        workload, size, first = job.workload, job.config.concurrency, 0
+        workload = job.workload
         self.sets = chunk_sets(workload.samples)
         self._cold = job.config.cache == "cold"
         self._chunks = fill_requests(workload.samples) if job.config.cache == "warm" else []
@@ -92,6 +92,7 @@ class Rounds:
         sizes = {arm.name: fleet.engines[arm.name].get("block_size") for arm in job.arms}
         blocks = {a: size if isinstance(size, int) else BLOCK_SIZE for a, size in sizes.items()}
         self.declared = DeclaredCache(job.config.cache, job.arms, blocks)
+        size, first = job.config.concurrency, 0
         if workload.arrivals is not None:
             # Any first arm that differs from run to run will do.
             size, first = len(workload.samples), int(job.fingerprint, 16)
@@ -169,7 +170,8 @@ class Rounds:
     def rows(self, batch: ArmBatch) -> list[SampleRow]:
         """The rows of a batch that was just served; for each batch once."""
         rows = to_rows(batch, self._job.workload.grader, self.sets)
-        expected, repeat = self.declared.expect(batch), batch.round // self._per_repeat
+        expected = self.declared.expect(batch)
+        repeat = batch.round // self._per_repeat
         return [
             replace(row, expected_reuse=tokens, repeat=repeat)
             for row, tokens in zip(rows, expected, strict=True)

@@ -144,7 +144,8 @@ class _Session:
         attempts: Sequence[Attempt],
         stored: Sequence[StoredBatch],
     ) -> None:
-        self._job, self._directory, self._fleet, self._progress = job, directory, fleet, progress
+        self._job, self._directory = job, directory
+        self._fleet, self._progress = fleet, progress
         self._attempts, self._stored = attempts, stored
         self._done = sum(batch.line.rows for batch in stored)
         self._attempt = Attempt(_now(), done=self._done)
