@@ -249,41 +249,40 @@ def draw_traffic(traffic: GridTraffic, settings: GridSettings) -> GridBatches:
     return GridBatches(batch(slice(number)), SampleBatch(fill, measured=False), warm)
 
 
-@dataclass(frozen=True, slots=True)
-class CellWork:
-    """What an arm serves: batches one after another, without dropping KV between them.
+#: What is served together, and its requests.
+MadeBatch = tuple[SampleBatch, list[Request]]
 
-    Where they do not arrive, `running` requests are served at a time, and `filling` of those that
-    fill the cache: what it has in the end is the same. Nothing fills the cache of `full`, which has
-    none; where a `stock` engine serves it, each of its requests is a tenant.
+
+def make_requests(arm: str, batches: Sequence[SampleBatch], *, stock: bool) -> Iterator[MadeBatch]:
+    """The requests of each batch that has any, as an arm sends them.
+
+    Nothing fills the cache of `full`, which has none; where a `stock` engine serves it, each of its
+    requests is a tenant.
     """
-
-    arm: str
-    batches: Sequence[SampleBatch]
-    running: int
-    stock: bool
-    filling: int = 1
-
-    def requests(self) -> Iterator[tuple[SampleBatch, list[Request]]]:
-        """The requests of each batch that has any."""
-        order, tenants = ContextIndex(), count(1)
-        reordered, alone = self.arm == "reorder", self.stock and self.arm == "full"
-        algorithm = None if self.stock else "prefix" if reordered else self.arm
-        for batch in self.batches:
-            if not batch.measured and self.arm == "full":
-                continue
-            sent = [reorder(s, order) if reordered else s for s in batch.samples]
-            made = [to_request(sample, algorithm) for sample in sent]
-            if alone:
-                made = [replace(one, salt=f"tenant {next(tenants)}") for one in made]
-            if made:
-                yield batch, made
+    index, tenants, reordered = ContextIndex(), count(1), arm == "reorder"
+    algorithm = None if stock else "prefix" if reordered else arm
+    for batch in batches:
+        if not batch.measured and arm == "full":
+            continue
+        sent = (reorder(s, index) if reordered else s for s in batch.samples)
+        made = [to_request(sample, algorithm) for sample in sent]
+        if stock and arm == "full":
+            made = [replace(one, salt=f"tenant {next(tenants)}") for one in made]
+        if made:
+            yield batch, made
 
 
 def serve_cells(
-    work: CellWork, shortest: float | None, engine: Engine
+    batches: Sequence[MadeBatch],
+    running: int,
+    filling: int,
+    shortest: float | None,
+    engine: Engine,
 ) -> tuple[list[ArmCell], float | None]:
     """Serve all batches from an empty cache, in the engine's process: a cell for each measured one.
+
+    KV is not dropped between them. Where they do not arrive, `running` requests are served at a
+    time, and `filling` of those that fill the cache: what it has in the end is the same.
 
     The `shortest` loop that was met before says which cores are quiet; None: any core will do. The
     shortest one by now is returned. Where cores matter, each request alone is a call of the engine.
@@ -292,10 +291,10 @@ def serve_cells(
     engine.reset()
     cores = None if shortest is None else QuietCores(shortest)
     found = []
-    for batch, requests in work.requests():
+    for batch, requests in batches:
         engine.measure()
-        running = work.running if batch.measured else work.filling
-        alone = cores is not None and running == 1 and batch.arrivals is None
+        at_once = running if batch.measured else filling
+        alone = cores is not None and at_once == 1 and batch.arrivals is None
         calls = [[one] for one in requests] if alone else [requests]
         results, busy_s, quiet = list[Result](), 0.0, 0
         for each in calls:
@@ -303,7 +302,7 @@ def serve_cells(
             results += engine.generate(
                 each,
                 ignore_eos=True,
-                concurrency=None if batch.arrivals else running,
+                concurrency=None if batch.arrivals else at_once,
                 arrivals=batch.arrivals,
             )
             busy_s += engine.busy_s
@@ -397,12 +396,9 @@ class GridEngines:
         running: int,
         filling: int = 1,
     ) -> list[ArmCell]:
-        """Serve what an arm is to serve, as `CellWork` says; a cell for each measured batch.
-
-        Raises EngineError for a failure.
-        """
-        work = CellWork(arm, batches, running, arm in self.stock, filling)
-        serve = partial(serve_cells, work, self._shortest)
+        """Serve what an arm is to serve: see `make_requests` and `serve_cells`."""
+        made = list(make_requests(arm, batches, stock=arm in self.stock))
+        serve = partial(serve_cells, made, running, filling, self._shortest)
         cells: list[ArmCell]
         cells, self._shortest = engines[self.name(arm)].call(serve)
         return cells

@@ -17,13 +17,14 @@ from picbench.experiments import grid
 from picbench.experiments.grid import (
     ARMS,
     IDS,
-    CellWork,
     GridEngines,
     GridStage,
     GridTraffic,
+    MadeBatch,
     QuietCores,
     SampleBatch,
     draw_traffic,
+    make_requests,
     plan_grid,
     read_grids,
     serve_cells,
@@ -124,23 +125,17 @@ def test_a_warm_cache_has_what_its_requests_have_in_common(device: str) -> None:
             assert not filled
 
 
-def served(
-    arm: str, batches: Sequence[SampleBatch], *, stock: bool
-) -> list[tuple[SampleBatch, list[Request]]]:
-    return list(CellWork(arm, batches, 1, stock).requests())
-
-
 def test_each_arm_has_requests_of_its_own() -> None:
     batches = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
-    full = [one for _, requests in served("full", batches, stock=True) for one in requests]
+    full = [one for _, requests in make_requests("full", batches, stock=True) for one in requests]
     # Stock engines serve each as a tenant, and nothing fills a cache that is not there.
     assert len({request.salt for request in full}) == len(full)
     assert len(full) == len(batches.cold.samples) + len(batches.warm.samples)
     assert {request.algorithm for request in full} == {None}
-    ours = served("reorder", batches, stock=False)
+    ours = make_requests("reorder", batches, stock=False)
     assert {r.algorithm for _, requests in ours for r in requests} == {"prefix"}
     for arm in ("prefix", "reorder", "mepic"):
-        cold, fill, warm = served(arm, batches, stock=False)
+        cold, fill, warm = make_requests(arm, batches, stock=False)
         assert cold[0].measured and warm[0].measured and not fill[0].measured
         assert len(fill[1]) == len(batches.fill.samples) > 0
 
@@ -152,7 +147,9 @@ def test_what_is_not_reordered_is_served_once(device: str, stock: bool) -> None:
     left_out = 0
     for traffic in plan_grid(settings)[:100]:
         batches = draw_traffic(traffic, settings)
-        one, other = (served(arm, batches, stock=stock) for arm in ("prefix", "reorder"))
+        one, other = (
+            list(make_requests(arm, batches, stock=stock)) for arm in ("prefix", "reorder")
+        )
         reordered = "reorder" in settings.arms_at(traffic.point)
         assert reordered or one == other
         left_out += not reordered
@@ -191,14 +188,12 @@ class Served:
         return [Result("", (1, 2), (3,), timings, counts, Hits()) for _ in requests]
 
 
-def cpu_work(running: int) -> CellWork:
+def cpu_work() -> list[MadeBatch]:
     """Four requests of mepic's, and what fills the cache."""
     drawn = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
-    batches = (
-        SampleBatch(drawn.cold.samples[:4]),
-        drawn.fill._replace(samples=drawn.fill.samples[:9]),
-    )
-    return CellWork("mepic", batches, running, stock=False, filling=16)
+    fill = drawn.fill._replace(samples=drawn.fill.samples[:9])
+    batches = SampleBatch(drawn.cold.samples[:4]), fill
+    return list(make_requests("mepic", batches, stock=False))
 
 
 def test_requests_alone_begin_on_a_quiet_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +209,7 @@ def test_requests_alone_begin_on_a_quiet_core_each(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(grid, "QuietCores", Cores)
     engine = Served()
-    [cell], shortest = serve_cells(cpu_work(running=1), 8.0, engine)  # type: ignore[arg-type]
+    [cell], shortest = serve_cells(cpu_work(), 1, 16, 8.0, engine)  # type: ignore[arg-type]
     # What fills the cache is served together.
     assert engine.calls == [*4 * [(1, 1)], (9, 16)]
     assert shortest == 4.0
@@ -227,7 +222,7 @@ def test_a_burst_is_one_call_and_so_are_requests_where_cores_do_not_matter(
     shortest: float | None, running: int
 ) -> None:
     engine = Served()
-    [cell], found = serve_cells(cpu_work(running), shortest, engine)  # type: ignore[arg-type]
+    [cell], found = serve_cells(cpu_work(), running, 16, shortest, engine)  # type: ignore[arg-type]
     assert engine.calls[0] == (4, running)
     assert cell.requests_s == pytest.approx(4 / 1.5)
     assert (found is None) == (cell.quiet is None) == (shortest is None)
@@ -240,7 +235,7 @@ class Server:
         self.own, self.told = own, list[float | None]()
 
     def call(self, function: Callable[[Any], Any]) -> tuple[list[ArmCell], float | None]:
-        _, shortest = function.args  # type: ignore[attr-defined]
+        *_, shortest = function.args  # type: ignore[attr-defined]
         self.told.append(shortest)
         return [], None if shortest is None else min(shortest, self.own)
 
