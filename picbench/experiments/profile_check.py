@@ -129,23 +129,26 @@ def read_repeats(path: Path) -> CheckedRepeats | None:
 
 
 class RepeatsRecord(grid.FactsRecord):
-    """The repeats of a file.
-
-    Raises IncomparableRuns for a file of other engines, or of traces that were drawn with another
-    seed.
-    """
+    """The repeats of a file, of engines that serve `model` and traces that `seed` draws."""
 
     def __init__(
-        self, path: Path, seed: int, facts: Callable[[runner.Described], GridFacts]
+        self, path: Path, seed: int, model: str, facts: Callable[[runner.Described], GridFacts]
     ) -> None:
         super().__init__(path, facts)
-        self._seed = seed
+        self._seed, self._model = seed, model
         self.found = read_repeats(path)
         if self.found:
             self.join(self.found.facts)
 
     def join(self, facts: GridFacts) -> None:
-        """See `FactsRecord`. Raises IncomparableRuns for traces of another seed, too."""
+        """See `FactsRecord`.
+
+        Raises ConfigError for another model, IncomparableRuns for traces of another seed, too.
+        """
+        if facts.model != self._model:
+            raise ConfigError(
+                f"the grid is of {self._model}, this is {facts.model}", hint="`model`"
+            )
         found = read_repeats(self.path) or CheckedRepeats(facts, (), self._seed)
         grid.refuse_other_engines(self.path, found.facts, facts)
         if found.seed != self._seed:
@@ -451,15 +454,13 @@ def check_profile(
 
     def facts_of(described: runner.Described) -> GridFacts:
         facts = serving.facts(settings, planned, described)
-        _refuse_other_models(facts, predictor)
         for warning in graph_warnings(facts, predictor):
             runner.say(f"warning: {warning}")
         return facts
 
     seed = SEED if settings.seed is None else settings.seed
-    record = RepeatsRecord(settings.output / "profile-cells.json", seed, facts_of)
-    if record.found is not None:
-        _refuse_other_models(record.found.facts, predictor)
+    model, cells = predictor.grid.facts.model, settings.output / "profile-cells.json"
+    record = RepeatsRecord(cells, seed, model, facts_of)
     with locked(settings.output):  # Processes that share a folder write and read them in turn.
         traces = list(draw_traces(settings, planned, predictor, seed))
     running = predictor.grid.facts.running
@@ -486,12 +487,6 @@ def check_profile(
                 write_figures(settings.output, done, predictor, figures)
             runner.say(summarise_figures(figures))
     return figures, plan.done(record)
-
-
-def _refuse_other_models(facts: GridFacts, predictor: GridPredictor) -> None:
-    model = predictor.grid.facts.model
-    if facts.model != model:
-        raise ConfigError(f"the grid is of {model}, this is {facts.model}", hint="`model`")
 
 
 def graph_warnings(facts: GridFacts, predictor: GridPredictor) -> list[str]:

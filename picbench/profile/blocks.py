@@ -125,13 +125,12 @@ class HeldRun:
 class SimulatedPool:
     """A pool of `usable` blocks, as an engine and a chunk store use it (`PagePool`).
 
-    `evicted` is called with each run that loses blocks to others; `evictions` counts these blocks.
-    `keyed` are idle blocks that hold KV.
+    `evicted` is called with each key that loses blocks to others and has no other run; `evictions`
+    counts all such blocks. `keyed` are idle blocks that hold KV.
     """
 
-    def __init__(self, usable: int) -> None:
-        self.usable = usable
-        self.evicted: Callable[[HeldRun], None] = lambda run: None
+    def __init__(self, usable: int, evicted: Callable[[Hashable], None]) -> None:
+        self.usable, self.evicted = usable, evicted
         self.evictions = 0
         self._free = usable
         self._idle: dict[HeldRun, None] = {}
@@ -171,7 +170,8 @@ class SimulatedPool:
             del self._idle[run]
         # Keys go after all blocks were taken, as upstream.
         for run in lost:
-            self.evicted(run)
+            if len(self._cached.get(run.key, ())) < 2:
+                self.evicted(run.key)
             if not run.blocks:
                 self._forget(run)
 
@@ -184,10 +184,6 @@ class SimulatedPool:
     def free_empty(self, blocks: int) -> None:
         """Free blocks without a key."""
         self._free += blocks
-
-    def is_last(self, run: HeldRun) -> bool:
-        """Whether no other run has its key."""
-        return len(self._cached.get(run.key, ())) < 2
 
     def resident(self, key: bytes) -> bool:
         """Whether a page is in the pool."""

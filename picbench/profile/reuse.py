@@ -1,6 +1,6 @@
 """What an arm reuses of a trace, request by request: a pool that evicts, or a cache without end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import takewhile
 
@@ -99,11 +99,10 @@ class SimulatedEngine:
     """Serves requests one at a time, in a pool of `blocks` usable blocks."""
 
     def __init__(self, blocks: int, keys: BlockKeys) -> None:
-        self.pool = SimulatedPool(blocks)
+        self.pool = SimulatedPool(blocks, self._on_evicted)
         self._keys = keys
         self._store = ChunkStore(self.pool, tiers=False, clock=lambda: 0.0)
         self._copied: set[bytes] = set()
-        self.pool.evicted = self._on_evicted
 
     @property
     def blocks(self) -> int:
@@ -244,9 +243,9 @@ class SimulatedEngine:
         pool.free_empty(int(end % BLOCK_SIZE > 0))
         pool.release(held)
 
-    def _on_evicted(self, run: HeldRun) -> None:
-        if isinstance(run.key, bytes) and self.pool.is_last(run):
-            self._store.evict(run.key)
+    def _on_evicted(self, key: Hashable) -> None:
+        if isinstance(key, bytes):
+            self._store.evict(key)
 
 
 class UnboundedCache:

@@ -73,11 +73,10 @@ def grid() -> MeasuredGrid:
     cells = []
     first = [traffic for traffic in plan_grid(SETTINGS) if traffic.seed == 0]
     for number, traffic in enumerate(first):
-        point = traffic.point
-        prompt = point.chunks * point.chunk_tokens + 48
+        prompt = traffic.point.prompt + 48
         sizes = {arm: prompt * (n + 1 + number % 3) / 9 for n, arm in enumerate(ARMS)}
         arms = {arm: exact(prompt, size, 4 + number % 2) for arm, size in sizes.items()}
-        cells.append(MeasuredCell(point, traffic.seed, arms))
+        cells.append(MeasuredCell(traffic.point, traffic.seed, arms))
     return MeasuredGrid(FACTS, cells)
 
 
@@ -257,7 +256,7 @@ def add(
     path: Path, number: int, ttft: float = 0.1, facts: GridFacts = FACTS, seed: int = 77
 ) -> CheckedRepeats:
     """All repeats after one was added."""
-    record = RepeatsRecord(path, seed, lambda _: facts)
+    record = RepeatsRecord(path, seed, "m", lambda _: facts)
     record.begin({}, {}, 1.0)
     record.note(Cell("repeat", rank=number), 1, {"popular": {"mepic": serving(ttft)}}, 2.0)
     assert record.found == read_repeats(path)
@@ -367,20 +366,14 @@ def test_a_summary_counts_what_holds() -> None:
     )
 
 
-def share(arm: str, point: GridPoint) -> float:
-    """How much of a prompt arms compute: mepic what does not recur, the others nearly all."""
-    return 1.02 - point.reuse if arm == "mepic" else 0.9 + 0.1 * (arm == "full")
-
-
 @pytest.fixture(scope="module")
 def shared() -> MeasuredGrid:
+    """Of prompts mepic computes what does not recur, the others nearly all."""
     cells = []
     for traffic in plan_grid(SETTINGS):
-        prompt = traffic.point.chunks * traffic.point.chunk_tokens
-        arms = {
-            arm: exact(prompt, prompt * share(arm, traffic.point), 4)
-            for arm in ("full", "prefix", "mepic")
-        }
+        prompt = traffic.point.prompt
+        shares = {"full": 1.0, "prefix": 0.9, "mepic": 1.02 - traffic.point.reuse}
+        arms = {arm: exact(prompt, prompt * share, 4) for arm, share in shares.items()}
         cells.append(MeasuredCell(traffic.point, traffic.seed, arms))
     return MeasuredGrid(FACTS, cells)
 
