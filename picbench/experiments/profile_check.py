@@ -4,7 +4,6 @@ A cell of the runner is a repeat: every arm serves each trace alone and together
 control: a point of the grid that computes about as much, which says how slow the machine is.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -14,10 +13,10 @@ from random import Random
 from statistics import fmean, median
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from picbench.engines.algorithms import Registry
-from picbench.errors import ConfigError, IncomparableRuns, first_refusal
+from picbench.errors import ConfigError, IncomparableRuns
 from picbench.experiments import grid
 from picbench.experiments.grid import ARMS
 from picbench.files import locked, write_json, write_whole
@@ -31,6 +30,7 @@ from picbench.profile.predictor import (
     MeasuredGrid,
     choose_predictor,
     links_chunks,
+    read_measured,
 )
 from picbench.profile.profile import ArmProfile, TraceProfile, profile_trace
 from picbench.profile.traces import Encode, read_trace_file
@@ -118,14 +118,7 @@ def read_repeats(path: Path) -> CheckedRepeats | None:
     """The repeats in a file, None without a file. Raises ConfigError for another file."""
     if not path.exists():
         return None
-    try:
-        found: object = json.loads(path.read_bytes())
-        if not isinstance(found, dict) or found.pop("schema", None) != _SCHEMA:
-            raise ValueError(f"no repeats of schema {_SCHEMA}")
-        return TypeAdapter(CheckedRepeats).validate_python(found)
-    except (OSError, ValueError) as error:
-        reason = first_refusal(error) if isinstance(error, ValidationError) else error
-        raise ConfigError(f"{path}: {reason}", hint="name another `output`") from error
+    return read_measured(path, CheckedRepeats, _SCHEMA, f"{path}", "name another `output`")
 
 
 class RepeatsRecord(grid.FactsRecord):

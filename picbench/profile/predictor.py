@@ -15,7 +15,7 @@ from itertools import repeat
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -50,6 +50,8 @@ PACKAGED = {path.stem: path for path in sorted((Path(__file__).parent / "data").
 _ALIKE, _ALIKE_TOKENS = 0.02, 2.0
 
 _REGISTRY = Registry()
+
+T = TypeVar("T")
 
 
 def links_chunks(arm: Algorithm | str) -> bool:
@@ -220,24 +222,29 @@ class MeasuredGrid:
         return f"{where}. {facts.caveat}".rstrip()
 
 
+def read_measured(path: Path, kind: type[T], schema: int, name: str, hint: str) -> T:
+    """Read a JSON file of a schema. Raises ConfigError that begins with `name` for another file."""
+    try:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict) or found.pop("schema", None) != schema:
+            raise ValueError(f"not of schema {schema}")
+        return TypeAdapter(kind).validate_python(found)
+    except OSError as error:
+        reason = str(error.strerror)
+    except json.JSONDecodeError as error:
+        reason = f"it must be JSON: {error}"
+    except ValidationError as error:
+        reason = str(first_refusal(error))
+    except ValueError as error:
+        reason = str(error)
+    raise ConfigError(f"{name}: {reason}", hint=hint)
+
+
 def read_grid(path: Path, field: str = "grid") -> MeasuredGrid:
     """Read a file that `field` names. Raises ConfigError that names the field for no grid."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        if found.pop("schema", None) != SCHEMA:
-            raise ConfigError(
-                f"`{field}` {path}: no grid of schema {SCHEMA}", hint="measure it again"
-            )
-        return TypeAdapter(MeasuredGrid).validate_python(found)
-    except OSError as error:
-        packaged = f", or one of the package's: {', '.join(PACKAGED)}" * (field == "grid")
-        message = f"`{field}` {path}: {error.strerror}"
-        raise ConfigError(message, hint=f"name a grid.json{packaged}") from error
-    except ValidationError as error:
-        message = f"`{field}` {path}: {first_refusal(error)}"
-        raise ConfigError(message, hint="measure it again") from error
-    except ValueError as error:
-        raise ConfigError(f"`{field}` {path}: {error}", hint="it must be JSON") from error
+    packaged = f", or one of the package's: {', '.join(PACKAGED)}" * (field == "grid")
+    hint = "measure it again" if path.is_file() else f"name a grid.json{packaged}"
+    return read_measured(path, MeasuredGrid, SCHEMA, f"`{field}` {path}", hint)
 
 
 def write_grid(path: Path, grid: MeasuredGrid) -> None:

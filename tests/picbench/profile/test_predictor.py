@@ -99,6 +99,7 @@ def test_what_is_no_grid_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "grid.json"
     for text, message in (
         ("[", "JSON"),
+        ("[]", f"schema {SCHEMA}"),
         ('{"schema": 0}', f"schema {SCHEMA}"),
         (f'{{"schema": {SCHEMA}, "cells": []}}', "facts"),
     ):
