@@ -132,24 +132,22 @@ def drawing(width: float = WIDTH, height: float = 4.0, **settings: Any) -> Itera
         yield Figure(figsize=(width, height), layout="constrained")
 
 
-def write(
-    figure: "Figure",
-    note: str,
-    base: Path,
-    formats: Sequence[str] = ("svg", "png"),
-    *,
-    letters: float = 7,
-    width: int = 0,
-    dpi: int = 150,
-) -> None:
-    """Put the note below the figure and write ``base.svg`` and other formats, each whole.
+def write(figure: "Figure", note: str, base: Path) -> None:
+    """Put the note below the figure and write ``base.svg`` and ``base.png``."""
+    _put_note(figure, note, 7)
+    _save(figure, note, base, ("svg", "png"), 150)
 
-    Lines of the note have `width` letters, or as many as the figure has room for.
-    """
+
+def _put_note(figure: "Figure", note: str, letters: float, width: int = 0) -> None:
+    """Lines of the note have `width` letters, or as many as the figure has room for."""
     # Dollars in names of folders begin no formula; `parse_math` is not for text that is wrapped.
     text = (textwrap.fill(note, width) if width else note).replace("$", r"\$")
     style = {"fontsize": letters, "x": 0.012, "ha": "left", "va": "bottom", "color": "#444444"}
     figure.supxlabel(text, wrap=not width, **style)
+
+
+def _save(figure: "Figure", note: str, base: Path, formats: Sequence[str], dpi: int) -> None:
+    """Write the figure in some formats, each whole."""
     # Formats differ in their dots an inch, and the layout in nothing.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
@@ -179,8 +177,10 @@ def canvas(
     above = _LEGEND_LINE * -(-len(legend) // _columns(legend)) if legend else 0.0
     height = plot + _BELOW + _LINE * (lines + ticks - 1) + above
     with drawing(COLUMN, height, **_PRINTED) as figure:
+        # Labels of points are placed in a layout that is final, so that the note comes first.
+        _put_note(figure, panel.note, NOTE, _NOTE_LETTERS)
         yield figure
-        write(figure, panel.note, base, FORMATS, letters=NOTE, width=_NOTE_LETTERS, dpi=300)
+        _save(figure, panel.note, base, FORMATS, 300)
 
 
 def scale(axis: "Axes", panel: Panel) -> None:
@@ -266,4 +266,5 @@ def label_points(
     if texts:
         xs, ys = zip(*((x, y) for _, x, y, _ in points), *drawn, strict=True)
         arrow = {"arrowstyle": "-", "lw": 0.4, "color": "#444444"}
-        adjust_text(texts, xs, ys, ax=axis, expand=(1.1, 1.3), arrowprops=arrow)
+        # Steps, not seconds, end the search: the same data give the same figure on any machine.
+        adjust_text(texts, xs, ys, ax=axis, expand=(1.1, 1.3), arrowprops=arrow, iter_lim=300)
