@@ -13,7 +13,7 @@ import numpy as np
 
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.statistics import significance
-from picbench.statistics.intervals import Quantile, repeated_quantile
+from picbench.statistics.intervals import Quantile, quantile
 from picbench.store.reader import Run, check_rows
 from picbench.store.records import SampleRow
 from picbench.store.summary import ArmSummary
@@ -382,7 +382,7 @@ def quantile_of(arm: MeasuredArm, time: str, q: float) -> Quantile:
     columns = zip(arm.times[time], arm.places, arm.repeats, strict=True)
     known = [(time, place, repeat) for time, place, repeat in columns if time is not None]
     times, places, repeats = zip(*known, strict=True) if known else ((), (), ())
-    return repeated_quantile(times, q, places, repeats)
+    return quantile(times, q, places, repeats)
 
 
 def _counters(before: MeasuredArm, after: MeasuredArm) -> Iterator[CounterChange]:

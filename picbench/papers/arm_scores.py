@@ -249,8 +249,10 @@ class RowInterval(NamedTuple):
 
 def difference_of(first: Sequence[float], second: Sequence[float]) -> RowInterval:
     """Mean of `first` less that of `second`, with its BCa interval. Needs two rows."""
-    found = intervals.difference_interval(first, second)
-    return RowInterval(float(np.subtract(first, second).mean()), found.low, found.high)
+    found = _row_interval(intervals.sum_clusters(np.subtract(first, second)))
+    if found is None:
+        raise ValueError("one row has no interval")
+    return found
 
 
 def ratio_of(first: Sequence[float], second: Sequence[float]) -> RowInterval | None:
@@ -258,9 +260,12 @@ def ratio_of(first: Sequence[float], second: Sequence[float]) -> RowInterval | N
 
     None where `second`, or a resample of it, has nothing to divide by.
     """
-    found = intervals.ratio_interval(first, second) if any(second) else None
-    value = intervals.ratio_of_sums(first, second)
-    return RowInterval(value.mean, found.low, found.high) if found else None
+    return _row_interval(intervals.ratio_of_sums(first, second)) if any(second) else None
+
+
+def _row_interval(rows: intervals.ClusterSums) -> RowInterval | None:
+    found = intervals.MeanBootstrap(rows).interval()
+    return RowInterval(rows.mean, found.low, found.high) if found else None
 
 
 @dataclass(frozen=True, slots=True)

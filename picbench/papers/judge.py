@@ -150,10 +150,12 @@ def _judge_scores(claim: Claim, wanted: settings.ScoreQuantity, evidence: Eviden
         measured = any(rows_of(evidence.parts, wanted.arms[0], dataset) for dataset in datasets)
         why = "no score is above zero" if measured else "no scores of these arms"
         return _not_measured(claim, why)
-    interval_of = intervals.ratio_interval if wanted.ratio else intervals.difference_interval
     level, cells, places = level_of(len(pairs)), [], set()
     for (dataset, pair), (one, other) in pairs.items():
-        interval = interval_of(one, other, level, RESAMPLES)
+        clusters = intervals.sum_clusters(np.subtract(one, other))
+        if wanted.ratio:
+            clusters = intervals.ratio_of_sums(one, other)
+        interval = intervals.MeanBootstrap(clusters, resamples=RESAMPLES).interval(level)
         value = fmean(one) / fmean(other) if wanted.ratio else fmean(one) - fmean(other)
         verdict, room = wanted.judge(interval), wanted.room(value)
         # Where no row differs, so many of others still may: see `picbench.statistics.significance`.
@@ -238,7 +240,7 @@ def _run_cell(
     if (over or against) and not wanted.exponent:
         value = exp(value)
         if interval is not None:
-            interval = intervals.Interval(exp(interval.low), exp(interval.high), level)
+            interval = interval.exp()
     verdict = wanted.judge(interval)
     if over and wanted.metric.startswith("peak"):
         # Where the pool cuts off both peaks, they tell nothing of demand.

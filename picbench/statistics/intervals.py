@@ -6,7 +6,7 @@ round share its queue. What varies independently is the cluster, so clusters are
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, exp, floor, hypot, log, sqrt
 
 import numpy as np
@@ -19,6 +19,19 @@ Values = Sequence[float]
 
 #: What values belong to, a name each; values of one name vary together.
 Names = Sequence[Hashable]
+
+#: Resamples, and how many of a large number of clusters: their ends then vary by a twentieth of the
+#: interval's width from seed to seed.
+RESAMPLES, RESAMPLES_OF_MANY = 4000, 2000
+
+#: Up to so many clusters are few, and so many are many: what is resampled takes seconds.
+FEW, MANY = 13, 4000
+
+#: Indices that are drawn at a time: what fits a cache is several times faster than all at once.
+_BATCH = 1 << 20
+
+#: The least p that is told apart from 0.
+_LEAST_P = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +64,6 @@ def sum_clusters(values: Floats, clusters: Names | None = None) -> ClusterSums:
     return ClusterSums(sums.astype(np.float64), counts.astype(np.float64))
 
 
-def ratio_of_sums(first: Values, second: Values) -> ClusterSums:
-    """Rows of which the mean is the sum of `first` [n] over that of `second` [n], at least 0.
-
-    A ratio estimate is a mean of clusters: the row counts for as much as it adds to the divisor
-    (Cochran, "Sampling Techniques", chapter 6).
-    """
-    return ClusterSums(np.asarray(first, np.float64), np.asarray(second, np.float64))
-
-
-#: Resamples, and how many of a large number of clusters: their ends then vary by a twentieth of the
-#: interval's width from seed to seed.
-RESAMPLES, RESAMPLES_OF_MANY = 4000, 2000
-
-#: So many clusters are many: what is resampled takes seconds.
-MANY = 4000
-
-#: Indices that are drawn at a time: what fits a cache is several times faster than all at once.
-_BATCH = 1 << 20
-
-
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A two-sided interval that covers the truth with probability `level`."""
@@ -82,15 +75,14 @@ class Interval:
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
-    @property
-    def half_width(self) -> float:
-        """Half the distance between the ends."""
-        return (self.high - self.low) / 2
-
     def within(self, least: float, most: float) -> "Interval":
         """The interval clipped to [least, most], which hold the truth."""
-        low, high = (min(max(end, least), most) for end in (self.low, self.high))
-        return Interval(low, high, self.level)
+        low, high = np.clip((self.low, self.high), least, most)
+        return Interval(float(low), float(high), self.level)
+
+    def exp(self) -> "Interval":
+        """The interval of what this one has the logarithm of."""
+        return Interval(exp(self.low), exp(self.high), self.level)
 
 
 class MeanBootstrap:
@@ -155,140 +147,92 @@ def _resample(values: ClusterSums, rng: np.random.Generator, resamples: int) -> 
     answers are the same in both arms, so that this is twenty times less work.
     """
     clusters, even = len(values.sums), bool((values.counts == values.counts[0]).all())
-    sums, found = values.sums[values.sums != 0] if even else values.sums, list[Floats]()
-    size = max(1, _BATCH // clusters)
+    sums = values.sums[values.sums != 0] if even else values.sums
+    if not len(sums):
+        return np.zeros(resamples)
+    means, size = np.full(resamples, np.nan), max(1, _BATCH // clusters)
     for begin in range(0, resamples, size):
-        count = min(size, resamples - begin)
-        if not even:
-            drawn = rng.integers(clusters, size=(count, clusters), dtype=np.int32)
+        part = means[begin : begin + size]
+        if even:
+            hits = rng.binomial(clusters, len(sums) / clusters, size=len(part))
+            drawn = rng.integers(len(sums), size=(len(part), hits.max()), dtype=np.int32)
+            totals = (sums[drawn] * (np.arange(hits.max()) < hits[:, None])).sum(axis=1)
+            counts = clusters * values.counts[:1]
+        else:
+            drawn = rng.integers(clusters, size=(len(part), clusters), dtype=np.int32)
             totals, counts = sums[drawn].sum(axis=1), values.counts[drawn].sum(axis=1)
-            missing = np.full(count, np.nan)
-            found.append(np.divide(totals, counts, out=missing, where=counts > 0))
-            continue
-        hits = rng.binomial(clusters, len(sums) / clusters, size=count)
-        if not len(sums):
-            found.append(np.zeros(count))
-            continue
-        drawn = rng.integers(len(sums), size=(count, hits.max()), dtype=np.int32)
-        kept = np.arange(hits.max()) < hits[:, None]
-        found.append((sums[drawn] * kept).sum(axis=1) / (clusters * values.counts[0]))
-    return np.concatenate(found)
+        np.divide(totals, counts, out=part, where=counts > 0)
+    return means
 
 
-def difference_interval(
-    first: Values,
-    second: Values,
-    level: float = 0.95,
-    resamples: int | None = None,
-) -> Interval:
-    """Of the mean of `first` less that of `second`. Raises ValueError for less than two rows."""
-    differences = sum_clusters(np.subtract(first, second))
-    found = MeanBootstrap(differences, resamples=resamples).interval(level)
-    if found is None:
-        raise ValueError("one row has no interval")
-    return found
+def ratio_of_sums(first: Values, second: Values) -> ClusterSums:
+    """Rows of which the mean is the sum of `first` [n] over that of `second` [n], at least 0.
 
-
-def ratio_interval(
-    first: Values,
-    second: Values,
-    level: float = 0.95,
-    resamples: int | None = None,
-) -> Interval | None:
-    """Of the mean of `first` over that of `second`, above 0; at least two rows.
-
-    None where a resample has nothing to divide by.
+    A ratio estimate is a mean of clusters: the row counts for as much as it adds to the divisor
+    (Cochran, "Sampling Techniques", chapter 6).
     """
-    return MeanBootstrap(ratio_of_sums(first, second), resamples=resamples).interval(level)
-
-
-#: Up to so many clusters are few.
-FEW = 13
+    return ClusterSums(np.asarray(first, np.float64), np.asarray(second, np.float64))
 
 
 @dataclass(frozen=True, slots=True)
 class StudentMean:
-    """The mean over clusters, its standard error, and how many clusters it is from."""
+    """A mean over clusters of one kind, or of several that cross, such as rows and repeats.
+
+    `parts` have the standard error and the number of clusters of each kind.
+    """
 
     mean: float
-    standard_error: float
-    clusters: int
+    parts: Sequence[tuple[float, int]]
 
     @classmethod
-    def of(cls, values: ClusterSums) -> "StudentMean":
+    def of(cls, *kinds: ClusterSums) -> "StudentMean":
         """Clusters of several sizes count by size (linearised); a single one has no error."""
-        clusters = len(values.sums)
-        if clusters < 2:
-            return cls(values.mean, 0.0, clusters)
-        total = float(((values.sums - values.mean * values.counts) ** 2).sum())
-        error = sqrt(clusters / (clusters - 1) * total) / float(values.counts.sum())
-        return cls(values.mean, error, clusters)
-
-    def interval(self, level: float = 0.95) -> Interval | None:
-        """The two-sided interval; None for a single cluster."""
-        if self.clusters < 2:
-            return None
-        reach = float(stats.t.isf((1 - level) / 2, self.clusters - 1)) * self.standard_error
-        return Interval(self.mean - reach, self.mean + reach, level)
-
-    @property
-    def p(self) -> float:
-        """Two-sided, of a mean of 0; 1 for a single cluster."""
-        if self.clusters < 2 or not self.mean:
-            return 1.0
-        if not self.standard_error:
-            return 0.0
-        return float(2 * stats.t.sf(abs(self.mean) / self.standard_error, self.clusters - 1))
-
-
-#: The least p that is told apart from 0.
-_LEAST_P = 1e-12
-
-
-@dataclass(frozen=True, slots=True)
-class CrossedMean:
-    """One mean, over its `rows` and over its `repeats`, at least two of either."""
-
-    rows: StudentMean
-    repeats: StudentMean
-
-    @property
-    def mean(self) -> float:
-        """The mean over all values."""
-        return self.rows.mean
+        parts = []
+        for values in kinds:
+            clusters, spread = len(values.sums), values.sums - values.mean * values.counts
+            total = clusters / max(clusters - 1, 1) * float((spread**2).sum())
+            error = sqrt(total) / float(values.counts.sum()) if clusters > 1 else 0.0
+            parts.append((error, clusters))
+        return cls(kinds[0].mean, parts)
 
     @property
     def standard_error(self) -> float:
-        """That of both kinds of clusters."""
-        return hypot(self.rows.standard_error, self.repeats.standard_error)
+        """That of all kinds of clusters."""
+        return hypot(*(error for error, _ in self.parts))
 
     @property
     def freedom(self) -> float:
         """Degrees of freedom of the standard error (Welch 1947)."""
-        parts = [(part.standard_error**2, part.clusters - 1) for part in (self.rows, self.repeats)]
-        shares = sum(variance**2 / freedom for variance, freedom in parts)
-        return self.standard_error**4 / shares if shares else float(self.rows.clusters - 1)
+        variances = [(error**2, clusters - 1) for error, clusters in self.parts if error]
+        shares = sum(variance**2 / freedom for variance, freedom in variances)
+        alone = len(self.parts) == 1 or not shares
+        return float(self.parts[0][1] - 1) if alone else self.standard_error**4 / shares
 
-    def interval(self, level: float = 0.95) -> Interval:
-        """The two-sided interval."""
+    def interval(self, level: float = 0.95) -> Interval | None:
+        """The two-sided interval; None for a single cluster."""
+        if min(clusters for _, clusters in self.parts) < 2:
+            return None
         reach = self._reach(1 - level)
         return Interval(self.mean - reach, self.mean + reach, level)
 
     @property
     def p(self) -> float:
-        """Two-sided, of a mean of 0: of the widest interval that does not have it."""
-        distance = abs(self.mean)
-        if not distance:
+        """Two-sided, of a mean of 0: of the widest interval without it; 1 for a single cluster."""
+        distance, clusters = abs(self.mean), min(clusters for _, clusters in self.parts)
+        if clusters < 2 or not distance:
             return 1.0
+        if not self.standard_error:
+            return 0.0
+        if len(self.parts) == 1:
+            return float(2 * stats.t.sf(distance / self.standard_error, clusters - 1))
         if self._reach(_LEAST_P) <= distance:
-            return _LEAST_P if self.standard_error else 0.0
+            return _LEAST_P
         return float(optimize.brentq(lambda p: self._reach(p) - distance, _LEAST_P, 1.0))
 
     def _reach(self, p: float) -> float:
         """Half of the interval that misses the truth with probability `p`."""
-        parts = (self.rows, self.repeats)
-        lengths = (stats.t.isf(p / 2, part.clusters - 1) * part.standard_error for part in parts)
-        return sqrt(sum(float(length) ** 2 for length in lengths))
+        reaches = (float(stats.t.isf(p / 2, n - 1)) * error for error, n in self.parts)
+        return sqrt(sum(reach**2 for reach in reaches))
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +254,6 @@ class Quantile:
 
 def values_needed(q: float) -> int:
     """How many values have one beyond the quantile: 2 for a median, 10 for p90, 100 for p99."""
-    if not 0 < q < 1:
-        raise ValueError("a quantile is between 0 and 1")
     # The division has rounding errors: 1 / (1 - 0.99) must be 100, not 101.
     return ceil(round(1 / min(q, 1 - q), 6))
 
@@ -328,65 +270,55 @@ def order_interval(count: int, q: float, level: float = 0.95) -> tuple[int, int]
     return None if low < 1 or high > count else (low, high)
 
 
-def quantile(values: Values, q: float, level: float = 0.95) -> Quantile:
-    """The quantile `q` with its interval."""
-    needed, count = values_needed(q), len(values)
-    if count < needed:
-        return Quantile(q, count, needed, None, None)
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    ranks, interval = order_interval(count, q, level), None
-    if ranks is not None:
-        interval = Interval(float(ordered[ranks[0] - 1]), float(ordered[ranks[1] - 1]), level)
-    return Quantile(q, count, needed, float(np.quantile(ordered, q)), interval)
-
-
-def repeated_quantile(
-    values: Values, q: float, rows: Names, repeats: Names, level: float = 0.95
+def quantile(
+    values: Values, q: float, rows: Names | None = None, repeats: Names | None = None
 ) -> Quantile:
     """The quantile `q` of all `values` [n] with its interval.
 
-    `rows` [n] are alike for values of one request, `repeats` [n] for those of one repeat. Of a
-    single repeat it is what `quantile` gives. The interval is also None where a repeat has a
+    `rows` [n] are alike for values of one request, `repeats` [n] for those of one repeat; without
+    these all values are independent. The interval is also None where one of several repeats has a
     quantile of 0, which is no time.
     """
-    found, groups = quantile(values, q, level), dict[Hashable, list[float]]()
-    for value, repeat in zip(values, repeats, strict=True):
-        groups.setdefault(repeat, []).append(float(value))
-    if len(groups) < 2 or found.value is None:
-        return found
-    served = _of_requests(np.asarray(values, dtype=np.float64), found.value, q, rows, level)
-    own = np.array([np.quantile(group, q) for group in groups.values()])
-    interval = None
-    if served is not None and (own > 0).all():
-        # In logarithms: how far repeats let the quantile be, and the ends of requests.
-        between = StudentMean.of(sum_clusters(np.log(own))).interval(level)
-        reach = 0.0 if between is None else between.half_width
-        middle = log(found.value)
-        down = middle - (log(served.low) if served.low > 0 else -np.inf)
-        up = log(served.high) - middle
-        low, high = (hypot(max(end, 0.0), reach) for end in (down, up))
-        interval = Interval(exp(middle - low), exp(middle + high), level)
-    return replace(found, interval=interval, repeats=len(groups))
+    needed, count = values_needed(q), len(values)
+    if count < needed:
+        return Quantile(q, count, needed, None, None)
+    array, groups = np.asarray(values, dtype=np.float64), dict[Hashable, list[float]]()
+    for value, repeat in zip(values, repeats or [0] * count, strict=True):
+        groups.setdefault(repeat, []).append(value)
+    middle, several, effective = float(np.quantile(array, q)), len(groups) > 1, count
+    if several:
+        # So many independent values have a share below the quantile as sure as that of requests is:
+        # at least as many as there are requests, and at most as many as there are values.
+        share = StudentMean.of(sum_clusters((array <= middle).astype(np.float64), rows))
+        single, variance = share.mean * (1 - share.mean), share.standard_error**2
+        requests = share.parts[0][1]
+        effective = count if single else requests
+        if variance:
+            effective = min(max(floor(single / variance), requests), count)
+    ranks, interval = order_interval(effective, q), None
+    if ranks is not None:
+        # A rank of few is a share of all; both ends are moved outward.
+        low = ((2 * ranks[0] - 1) * count + effective) // (2 * effective)
+        high = -((-(2 * ranks[1] - 1) * count - effective) // (2 * effective))
+        ordered = np.sort(array)
+        ends = float(ordered[max(low, 1) - 1]), float(ordered[min(high, count) - 1])
+        interval = Interval(*ends, 0.95)
+    if several and interval is not None:
+        own = np.array([np.quantile(group, q) for group in groups.values()])
+        interval = _widened(interval, middle, own)
+    return Quantile(q, count, needed, middle, interval, len(groups))
 
 
-def _of_requests(
-    values: Floats, middle: float, q: float, rows: Names, level: float
-) -> Interval | None:
-    """The interval given these repeats: from the ranks of an effective number of values.
+def _widened(ends: Interval, middle: float, own: Floats) -> Interval | None:
+    """The interval of a quantile, `middle`, that is `own` [repeats] in each repeat.
 
-    That many independent values have a share below the quantile as sure as that of clusters: at
-    least as many as there are rows, and at most as many as there are values.
+    In logarithms: how far repeats let the quantile be, and the ends of requests.
     """
-    count, ordered = len(values), np.sort(values)
-    share = StudentMean.of(sum_clusters((values <= middle).astype(np.float64), rows))
-    variance, single = share.standard_error**2, share.mean * (1 - share.mean)
-    effective = count if single else share.clusters
-    if variance:
-        effective = min(max(floor(single / variance), share.clusters), count)
-    ranks = order_interval(effective, q, level)
-    if ranks is None:
+    if not (own > 0).all():
         return None
-    # A rank of few is a share of all; both ends are moved outward.
-    low = floor((ranks[0] - 0.5) / effective * count + 0.5)
-    high = -floor(-((ranks[1] - 0.5) / effective * count + 0.5))
-    return Interval(float(ordered[max(low, 1) - 1]), float(ordered[min(high, count) - 1]), level)
+    between = StudentMean.of(sum_clusters(np.log(own))).interval(ends.level)
+    reach = 0.0 if between is None else (between.high - between.low) / 2
+    center = log(middle)
+    down = center - (log(ends.low) if ends.low > 0 else -np.inf)
+    low, high = (hypot(max(end, 0.0), reach) for end in (down, log(ends.high) - center))
+    return Interval(exp(center - low), exp(center + high), ends.level)

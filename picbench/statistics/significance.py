@@ -8,18 +8,8 @@ from math import ceil, exp, log
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
-from picbench.statistics.intervals import (
-    FEW,
-    ClusterSums,
-    CrossedMean,
-    Floats,
-    Interval,
-    MeanBootstrap,
-    Names,
-    StudentMean,
-    Values,
-    sum_clusters,
-)
+from picbench.statistics import intervals
+from picbench.statistics.intervals import FEW, ClusterSums, Floats, Interval, Names, Values
 
 #: Random assignments of signs, and up to how many clusters all are tried: 2^13 are fewer.
 FLIPS, _EXACT = 9999, 13
@@ -54,12 +44,6 @@ def sign_flip(values: ClusterSums, seed: int = 0, flips: int = FLIPS) -> float:
         totals = sums.sum() - 2 * (flipped.astype(np.float64) @ sums)
         extreme += int((np.abs(totals) >= least).sum())
     return (1 + extreme) / (1 + flips)
-
-
-def mcnemar(wins: int, losses: int) -> float:
-    """Exact two-sided p of right answers won and lost (McNemar 1947, by the binomial)."""
-    discordant = wins + losses
-    return float(stats.binomtest(wins, discordant).pvalue) if discordant else 1.0
 
 
 def holm(p_values: Values) -> list[float]:
@@ -105,27 +89,22 @@ class Paired:
     most: float = 0.0
 
 
-def paired_difference(
-    before: Values, after: Values, clusters: Names | None = None, seed: int = 0
-) -> Paired:
-    """The mean of `after` minus `before`, sample by sample. Raises ValueError without a sample."""
-    first, second = _arrays(before, after)
-    found, _ = _change(second - first, clusters, seed)
-    if found.clusters < found.pairs or not np.isin((first, second), (0.0, 1.0)).all():
-        return found
-    return replace(found, exact_p=mcnemar(found.higher, found.lower))
-
-
 def paired_scores(
     before: Values, after: Values, clusters: Names | None = None, seed: int = 0
 ) -> Paired:
-    """The difference of scores from 0 to 1, of which the mean is between -1 and 1.
+    """The mean of `after` minus `before`, scores from 0 to 1, sample by sample.
 
-    Student's t knows nothing of such ends, and of a few samples reaches beyond them.
+    Student's t knows nothing of the ends that a mean of scores has, and of a few samples reaches
+    beyond them. Of right (1) and wrong (0) answers `exact_p` is binomial (McNemar 1947).
+    Raises ValueError without a sample.
     """
-    found = paired_difference(before, after, clusters, seed)
-    whole, one_sided = (i and i.within(-1.0, 1.0) for i in (found.interval, found.one_sided))
-    return replace(found, interval=whole, one_sided=one_sided)
+    first, second = _arrays(before, after)
+    found = _change(second - first, clusters, seed)
+    if found.clusters < found.pairs or not np.isin((first, second), (0.0, 1.0)).all():
+        return found
+    changed = found.higher + found.lower
+    exact = float(stats.binomtest(found.higher, changed).pvalue) if changed else 1.0
+    return replace(found, exact_p=exact)
 
 
 def paired_ratio(
@@ -139,57 +118,53 @@ def paired_ratio(
 
     Few clusters are tested by Student's t: logarithms of times are continuous, unlike scores, whose
     signs are flipped however few they are. With `repeats` [n] the two were measured one after
-    another in each of these, so that a ratio of theirs has more to it than its requests have; the
-    interval and p are then those of `CrossedMean`.
+    another in each of these, so that a ratio of theirs has more to it than its requests have, and
+    Student's t is that of both.
     Raises ValueError without a sample, and for a value that is not positive.
     """
     first, second = _arrays(before, after)
     if (first <= 0).any() or (second <= 0).any():
         raise ValueError("ratios need positive values")
-    changes = np.log(second) - np.log(first)
-    found, student = _change(changes, clusters, seed)
-    p = student.p if found.clusters <= FEW else found.p
-    whole, one_sided = found.interval, found.one_sided
-    if repeats is not None and found.clusters > 1 and len(set(repeats)) > 1:
-        crossed = CrossedMean(student, StudentMean.of(sum_clusters(changes, repeats)))
-        p, whole, one_sided = crossed.p, crossed.interval(0.95), crossed.interval(0.90)
-        found = replace(
-            found,
-            standard_error=crossed.standard_error,
-            freedom=crossed.freedom,
-            repeats=crossed.repeats.clusters,
-        )
+    return _change(np.log(second) - np.log(first), clusters, seed, repeats, logs=True)
+
+
+def _change(
+    changes: Floats,
+    clusters: Names | None,
+    seed: int,
+    repeats: Names | None = None,
+    *,
+    logs: bool = False,
+) -> Paired:
+    """A mean difference, by Student's t of few clusters or of repeats, and else by resampling."""
+    rows = intervals.sum_clusters(changes, clusters)
+    student, means = intervals.StudentMean.of(rows), rows.sums / rows.counts
+    few, crossed = len(means) <= FEW, len(means) > 1 and len(set(repeats or ())) > 1
+    if crossed:
+        student = intervals.StudentMean.of(rows, intervals.sum_clusters(changes, repeats))
+    mean = student if few or crossed else intervals.MeanBootstrap(rows, seed)
     whole, one_sided = (
-        i and Interval(exp(i.low), exp(i.high), i.level) for i in (whole, one_sided)
+        found and (found.exp() if logs else found.within(-1.0, 1.0))
+        for found in (mean.interval(0.95), mean.interval(0.90))
     )
-    return replace(
-        found, value=exp(found.value), ratio=True, interval=whole, one_sided=one_sided, p=p
-    )
-
-
-def _change(changes: Floats, clusters: Names | None, seed: int) -> tuple[Paired, StudentMean]:
-    """A mean difference, by Student's t of few clusters and else by resampling."""
-    grouped = sum_clusters(changes, clusters)
-    student, means = StudentMean.of(grouped), grouped.sums / grouped.counts
-    mean = student if student.clusters <= FEW else MeanBootstrap(grouped, seed)
     higher, lower = int((changes > 0).sum()), int((changes < 0).sum())
-    found = Paired(
-        value=student.mean,
-        ratio=False,
+    return Paired(
+        value=exp(student.mean) if logs else student.mean,
+        ratio=logs,
         pairs=len(changes),
-        clusters=student.clusters,
-        interval=mean.interval(0.95),
-        one_sided=mean.interval(0.90),
-        p=sign_flip(grouped, seed),
+        clusters=len(means),
+        interval=whole,
+        one_sided=one_sided,
+        p=student.p if crossed or (logs and few) else sign_flip(rows, seed),
         standard_error=student.standard_error,
         higher=higher,
         equal=len(changes) - higher - lower,
         lower=lower,
-        freedom=student.clusters - 1.0,
+        freedom=student.freedom,
+        repeats=student.parts[1][1] if crossed else 1,
         least=float(means.min()),
         most=float(means.max()),
     )
-    return found, student
 
 
 def _arrays(before: Values, after: Values) -> tuple[Floats, Floats]:
@@ -211,9 +186,20 @@ class Loss(StrEnum):
     UNKNOWN = "unknown"
 
 
+def _unseen(clusters: float) -> float:
+    """95 % upper bound on the rate of an event that no cluster showed."""
+    return float(1 - 0.05 ** (1 / clusters))
+
+
 def unseen_share(change: Paired) -> float | None:
     """The share of clusters that may lose although none of these changed; None where some did."""
     return None if change.higher or change.lower else _unseen(change.clusters)
+
+
+def _unseen_parts(change: Paired, clusters: float) -> tuple[float, float]:
+    """How much of a mean score may be lost, and won, by events that no cluster showed."""
+    share = _unseen(clusters)
+    return share * (1 - max(0.0, -change.least)), share * (1 - max(0.0, change.most))
 
 
 def loss_bounds(change: Paired) -> Interval | None:
@@ -225,25 +211,12 @@ def loss_bounds(change: Paired) -> Interval | None:
     """
     if change.one_sided is None:
         return None
-    found, (lost, won) = change.one_sided, unseen_parts(change, change.clusters)
+    found, (lost, won) = change.one_sided, _unseen_parts(change, change.clusters)
     return Interval((1 - lost) * found.low - lost, (1 - won) * found.high + won, found.level)
 
 
-def unseen_parts(change: Paired, clusters: float) -> tuple[float, float]:
-    """How much of a mean score may be lost, and won, by events that no cluster showed."""
-    share = _unseen(clusters)
-    return share * (1 - max(0.0, -change.least)), share * (1 - max(0.0, change.most))
-
-
-def clusters_without_loss(margin: float) -> int:
-    """How many clusters without a loss rule out one of `margin`, above 0 and up to 1."""
-    return ceil(log(0.05) / log(1 - margin)) if margin < 1 else 1
-
-
 def judge_loss(change: Paired, margin: float) -> Loss:
-    """Whether a difference of scores from 0 to 1 is a loss of less than `margin`, if positive."""
-    if margin <= 0:
-        raise ValueError("a margin is positive")
+    """Whether a difference of scores from 0 to 1 is a loss of less than `margin`, above 0."""
     bounds = loss_bounds(change)
     if bounds is None:
         return Loss.UNKNOWN
@@ -252,51 +225,43 @@ def judge_loss(change: Paired, margin: float) -> Loss:
     return Loss.BEYOND if bounds.high < -margin else Loss.UNKNOWN
 
 
-def _unseen(clusters: float) -> float:
-    """95 % upper bound on the rate of an event that no cluster showed."""
-    return float(1 - 0.05 ** (1 / clusters))
+def clusters_without_loss(margin: float) -> int:
+    """How many clusters without a loss rule out one of `margin`, above 0 and up to 1."""
+    return ceil(log(0.05) / log(1 - margin)) if margin < 1 else 1
 
 
-def samples_to_decide(
-    change: Paired, distance: float, confidence: float = 0.95, power: float = 0.8
-) -> int | None:
-    """Samples with which a one-sided bound of `confidence` clears `distance`, `power` of the time.
+def _samples(change: Paired, distance: float, *tails: float) -> int | None:
+    """Samples with which the normal quantiles of `tails` together reach as far as `distance`.
 
-    `distance` is from the true change to the value in question, as a difference or as a logarithm
-    of ratios. Samples are taken to vary as the measured ones do. None where these did not vary.
+    They are taken to vary as the measured ones do. None where these did not vary.
     """
-    if not distance:
-        raise ValueError("no number of samples decides about a distance of 0")
     if not change.standard_error:
         return None
-    reach = float(stats.norm.ppf(confidence) + stats.norm.ppf(power))
+    reach = sum(float(stats.norm.isf(tail)) for tail in tails)
     return ceil(change.pairs * (reach * change.standard_error / distance) ** 2)
 
 
 def samples_to_judge(change: Paired, margin: float) -> int | None:
-    """Samples with which `judge_loss` would say that a loss is within `margin`, or beyond it.
+    """Samples with which `judge_loss` says, 80 % of the time, whether a loss is within `margin`.
 
-    As `samples_to_decide`, for a score whose true change is the measured one, with what bounds
-    allow for unseen losses. None where samples did not vary, or the loss is exactly the margin.
+    For a score whose true change is the measured one, with what bounds allow for unseen losses.
+    None where samples did not vary, or the loss is exactly the margin.
     """
     distance = change.value + margin
-    needed = samples_to_decide(change, distance) if distance else None
+    needed = _samples(change, distance, 0.05, 0.2) if distance else None
     while needed is not None:
-        lost, won = unseen_parts(change, needed * change.clusters / change.pairs)
+        lost, won = _unseen_parts(change, needed * change.clusters / change.pairs)
         left = abs(distance) - (lost if distance > 0 else won)
-        enough = samples_to_decide(change, left) if left > 0 else None
+        enough = _samples(change, left, 0.05, 0.2) if left > 0 else None
         if enough is not None and enough <= needed:
             break
         needed = max(enough or 0, ceil(1.02 * needed) + 1)
     return needed
 
 
-def samples_for_width(change: Paired, half_width: float, level: float = 0.95) -> int | None:
-    """Samples whose interval reaches `half_width` to either side; None where these did not vary."""
-    if not change.standard_error:
-        return None
-    reach = float(stats.norm.isf((1 - level) / 2))
-    return ceil(change.pairs * (reach * change.standard_error / half_width) ** 2)
+def samples_for_width(change: Paired, half_width: float) -> int | None:
+    """Samples whose interval of 95 % has `half_width`; None where the measured did not vary."""
+    return _samples(change, half_width, 0.025)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,9 +284,9 @@ class Nondeterminism:
 def nondeterminism(first: Mapping[str, str], second: Mapping[str, str]) -> Nondeterminism:
     """Compare hashes of answers by sample; samples of one side only do not count."""
     shared = first.keys() & second.keys()
-    differing = sum(first[sample] != second[sample] for sample in shared)
     if not shared:
         return Nondeterminism(0, 0, None)
+    differing = sum(first[sample] != second[sample] for sample in shared)
     exact = stats.binomtest(differing, len(shared)).proportion_ci(method="exact")
     interval = Interval(float(exact.low), float(exact.high), 0.95)
     return Nondeterminism(len(shared), differing, interval)
