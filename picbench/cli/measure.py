@@ -186,17 +186,7 @@ def _plan(paper: str, config: "ReproduceConfig", output: Path) -> "Reproduction"
                 f"`figure` {figure}: {paper} has none of that name",
                 hint=closest(figure, ("all", *found.figures)),
             )
-    return Reproduction(
-        paper,
-        changed(found, config),
-        config.figures,
-        config.device,
-        output,
-        config.scores,
-        config.commit,
-        config.seconds or 0.0,
-        config.part,
-    )
+    return Reproduction(paper, changed(found, config), config, output)
 
 
 def _refuse(config: "ReproduceConfig", names: Sequence[str], hint: str) -> None:
@@ -264,7 +254,7 @@ def _reproduce(services: "Services | None", plan: "Reproduction") -> int:
 
     whole = plan.run(services or Services(), partial(Progress, stream=sys.stderr))
     with locked(plan.output / "README.md"):
-        write_page(plan.name, plan.settings, plan.output, plan.scores)
+        write_page(plan.name, plan.settings, plan.output, plan.config.scores)
     page = plan.output / "README.md"
     click.echo(page.read_text(encoding="utf-8"), file=sys.stdout)
     if not whole:

@@ -73,7 +73,8 @@ class StoredPoint:
             return None
         found = _read(cls, path)
         if found.identity != identity:
-            raise other_settings(path)
+            hint = "remove it, or name another folder with `output`"
+            raise ConfigError(f"{path}: a run with other settings", hint=hint)
         return found
 
     def write(self, path: Path) -> None:
@@ -88,12 +89,6 @@ def _read(kind: type[Kept], path: Path) -> Kept:
     except ValidationError as error:
         what = first_refusal(error)
         raise DataError(f"{path}: not what was measured of a paper: {what}") from error
-
-
-def other_settings(path: Path) -> ConfigError:
-    """The error for what was measured, in `path`, with settings that are not wanted now."""
-    hint = "remove it, or name another folder with `output`"
-    return ConfigError(f"{path}: a run with other settings", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)

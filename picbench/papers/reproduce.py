@@ -1,52 +1,51 @@
-"""A paper's loads are served, and all of its experiments measured, estimated and kept."""
+"""A paper's experiments: what is measured of them, estimated and kept."""
 
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import chain, groupby, product
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import Any
 
-from picbench.errors import EngineError
+from picbench.engines.config import EngineConfig
 from picbench.files import locked
-from picbench.papers import serve_arms
-from picbench.papers.arm_scores import ARMS_OF
-from picbench.papers.data import START, StoredPoint, joined, other_settings, stored_run
-from picbench.papers.prompts import STOCK, TimedPrompt, measure_prompts, measure_rows
-from picbench.papers.settings import (
-    Device,
-    ReproduceConfig,
-    RowExperiment,
-    ScoreSettings,
-    Settings,
-    read_published,
+from picbench.papers import data, serve_arms
+from picbench.papers.arm_scores import ARMS_OF, Case
+from picbench.papers.data import START
+from picbench.papers.parts import (
+    QUESTION,
+    STOCK,
+    LoadPoint,
+    PaperPart,
+    RowsPart,
+    Serving,
+    TimedPrompt,
+    expected_arm,
+    plan_loads,
+    plan_prompts,
+    serve_prompt,
+    stored,
 )
-from picbench.run.arm import SharedEngines, parse_arms, shareable
-from picbench.run.job import Job, can_resume, prepare
-from picbench.run.runner import TimeBudget, share
+from picbench.papers.settings import ReproduceConfig, Settings, read_published
+from picbench.run import runner
+from picbench.run.arm import ArmServer, SharedEngines, parse_arms
 from picbench.run.schedule import Progress
-from picbench.run.session import Launch, Services, execute, start_engines
-from picbench.run.traffic_file import TrafficConfig, TrafficWriter, Written, parse_traffic
-from picbench.settings import parse_config
-from picbench.store.reader import Run, read_run
-from picbench.store.writer import MANIFEST
+from picbench.run.session import Services
+from picbench.run.traffic_file import TrafficWriter, parse_traffic
+from picbench.store.writer import log_name
 from picbench.workloads import models
-from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 #: Folders below the output: compact data, scores row by row, and points, which are all that a
 #: command needs to continue elsewhere.
 DATA, SCORES, POINTS = "data", "scores", "points"
 
-#: Prompt tokens a second of requests that run together: two cores of an AMD EPYC with the testbed
-#: model, H200 with shapes of 7 and 8 billion weights; and of all arms of scores in one batch.
-_COMPUTED, _BATCH = {"cpu": 3_400, "cuda": 41_000}, {"cpu": 2_000, "cuda": 90_000}
-
-#: What a token of a cached chunk takes of the time of one that is computed.
-_REUSED = 0.2
+#: Prompt tokens a second of single requests, and of all arms of scores in one batch. CPU: two cores
+#: of an AMD EPYC, testbed model; CUDA: H200, shapes of 7 and 8 billion weights.
+_ALONE, _BATCH = {"cpu": 2_700, "cuda": 38_000}, {"cpu": 2_000, "cuda": 90_000}
 
 #: Prompt tokens of a row under an arm, and seconds of its attention on a CPU.
 _ROW, _ATTENTION = 1_500, 5.0
@@ -72,361 +71,259 @@ def changed(settings: Settings, config: ReproduceConfig) -> Settings:
     return Settings.model_validate(content)
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One workload of an experiment under one seed: one run, with its arms."""
-
-    name: str
-    device: Device
-    label: str
-    seed: int
-    traffic: TrafficConfig
-    arms: tuple[str, ...]
-    run: Mapping[str, Any]
-
-
-def point_name(device: Device, experiment: str, label: str, seed: int) -> str:
-    """What files of a point are called; labels may have what no name can, such as ``8/s``."""
-    label = re.sub(r"[^\w.,+ -]", "-", label)
-    return f"{device}-{experiment}-{label}-seed{seed}"
-
-
 def arm_names(specs: Iterable[str]) -> tuple[str, ...]:
     """What runs call arms; ConfigError for one that does not exist."""
     return tuple(arm.name for arm in parse_arms(specs))
 
 
-def points(settings: Settings, experiment: str, device: Device) -> Iterator[Point]:
-    """The runs of a load, seed by seed; none where it has no sizes for the device.
-
-    Raises ConfigError for an arm that does not exist.
-    """
-    found = settings.loads[experiment].on(device)
-    if found is None:
-        return
-    # Each reading of arms reads what is installed, which takes longer than all the rest.
-    named = cache(lambda *specs: arm_names(specs))
-    shared = found.model_dump(include={"model", "max_running", "context"}) | {"device": device}
-    for seed in found.seeds:
-        for label, changes in found.points.items():
-            own: dict[str, Any] = {"arms": found.arms, "run": {}, "kv_blocks": found.kv_blocks}
-            own |= changes
-            arms, run, blocks = (own.pop(name) for name in ("arms", "run", "kv_blocks"))
-            yield Point(
-                name=point_name(device, experiment, label, seed),
-                device=device,
-                label=label,
-                seed=seed,
-                traffic=parse_traffic(found.common | own | {"seed": seed}),
-                arms=named(*arms),
-                run=shared | found.run | run | {"kv_blocks": blocks},
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPoint:
-    """A point of a load, kept below `output`; its run, with these `settings`, serves `written`."""
-
-    point: Point
-    output: Path
-    settings: Mapping[str, Any]
-    written: Written
-
-    @classmethod
-    def plan(
-        cls, point: Point, output: Path, writer: TrafficWriter, requests: Path | None = None
-    ) -> "LoadPoint":
-        """Write the requests of a point, into the file `requests` if not below the output."""
-        model = models.resolve(point.run["model"])
-        requests = requests or output / "requests" / f"{point.name}.jsonl"
-        settings = {
-            **point.run,
-            "context": point.run["context"] or model.context,
-            "algo": point.arms,
-            "requests": str(requests),
-            "output": str(output / "runs" / point.name),
-        }
-        return cls(point, output, settings, writer.write(requests, point.traffic, model))
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What tells whether a measured point is the wanted one: its settings and its requests."""
-        decisive = {name: self.settings[name] for name in _DECISIVE if name in self.settings}
-        return decisive | {"algo": list(self.point.arms), "requests": self.written.fingerprint}
-
-    @property
-    def expected(self) -> float:
-        """About how many seconds it takes: each arm until all have arrived and are served."""
-        arms, facts = self.point.arms, self.written.facts
-        return sum(expected_arm(arm, facts, self.point.device) for arm in arms)
-
-    @property
-    def _file(self) -> Path:
-        return self.output / POINTS / f"{self.point.name}.json"
-
-    @property
-    def _run(self) -> Run | None:
-        """Its run, as far as it is. Raises ConfigError for one with other settings."""
-        directory = Path(self.settings["output"])
-        if not (directory / MANIFEST).exists():
-            return None
-        run = read_run(directory)
-        config, rows = run.manifest["config"], run.manifest["workload"]
-        found = {name: config.get(name) for name in self.identity}
-        if found | {"requests": rows["request_file"]} != self.identity:
-            raise other_settings(directory)
-        return run
-
-    @property
-    def missing(self) -> bool:
-        """Whether it is to be measured. Raises ConfigError where it was with other settings."""
-        if StoredPoint.find(self._file, self.identity):
-            return False
-        run = self._run
-        return run is None or run.manifest["status"] != "complete"
-
-    def stored(self, commit: str | None = None) -> StoredPoint | None:
-        """What is kept of it, as soon as its run is complete; `commit` as in `stored_run`."""
-        if found := StoredPoint.find(self._file, self.identity):
-            return found
-        if (run := self._run) is None or run.manifest["status"] != "complete":
-            return None
-        of = (self.identity, self.point.label, self.point.seed, self.written.facts)
-        found = stored_run(*of, run, commit)
-        found.write(self._file)
-        return found
-
-    def job(self, services: Services) -> Job | None:
-        """The run to serve or to resume; None where it is complete.
-
-        What cannot be resumed is removed: a run in which requests failed, or one of other code.
-        """
-        if not self.missing:
-            return None
-        if (run := self._run) and not can_resume(run):
-            shutil.rmtree(run.path)
-        config, shared = parse_config(self.settings), self.point.device == "cuda"
-        return prepare(config, services.load, services.memory, shared=shared)
-
-
-def expected_arm(arm: str, facts: TrafficFacts, device: str) -> float:
-    """About how many seconds an arm takes; what was measured corrects it (`TimeBudget`)."""
-    tokens = facts.mean_tokens
-    if arm.partition(":")[0] not in STOCK:
-        tokens = facts.fresh_tokens + _REUSED * (facts.mean_tokens - facts.fresh_tokens)
-    arriving = facts.requests / facts.rate if facts.rate else 0.0
-    return max(facts.requests * tokens / _COMPUTED[device], arriving)
-
-
-def serve_loads(
-    runs: Sequence[tuple[LoadPoint, Job]],
-    services: Services,
-    logs: Path,
-    display: Display,
-    budget: TimeBudget,
-    commit: str | None = None,
-) -> None:
-    """Serve runs as long as the budget lasts, and keep each point; engines write to `logs`.
-
-    Runs on the same engines come after each other, and of these one seed after another. Arms that
-    take turns need not be the same in all runs on an engine, which waits for the next run.
-    """
-    groups: dict[str, list[tuple[LoadPoint, Job]]] = {}
-    for load, job in runs:
-        configs = [job.engine(arm) for arm in job.arms]
-        if job.shared:
-            ours = (shareable(config) for config in configs if not config.stock)
-            configs = list(dict.fromkeys(ours)) or configs
-        groups.setdefault(repr(configs), []).append((load, job))
-    if not groups:
-        return
-    total = sum(job.requests for _, job in runs)
-    progress = display(total)
-    with SharedEngines(services.launch) as engines:
-        for group in groups.values():
-            group.sort(key=lambda run: run[0].point.seed)
-            engines.retain(job.engine(arm) for _, job in group for arm in job.arms)
-            load, job = group[0]
-            begins = budget.allows(load.expected, START[load.point.device])
-            for batch in [[run] for run in group] if job.shared else [group]:
-                launch = engines.launch if job.shared else services.launch
-                if not begins or not _serve(batch, launch, progress, logs, budget, commit):
-                    progress.say("time is over; the same command continues from here")
-                    return
-
-
-def _serve(
-    runs: Sequence[tuple[LoadPoint, Job]],
-    launch: Launch,
-    progress: Progress,
-    logs: Path,
-    budget: TimeBudget,
-    commit: str | None,
-) -> bool:
-    """Serve runs, each from a cold cache, on engines that start once; whether there was time.
-
-    One with a failed request ends them all: an engine that is gone would fail those that follow.
-    """
-    logs.mkdir(parents=True, exist_ok=True)
-    with start_engines(runs[0][1], launch, progress, logs) as fleet:
-        for load, job in runs:
-            if not budget.allows(load.expected):
-                return False
-            began = monotonic()
-            for server in fleet.servers.values():
-                server.reset()
-            progress.say(job.output.name)
-            arms = execute(job, launch, progress, fleet)
-            if failed := sum(arm.failed for arm in arms.values()):
-                raise EngineError(
-                    f"{failed} requests failed in {job.output}",
-                    hint="see error in its samples.jsonl, and logs/; the same command resumes "
-                    "from here",
-                )
-            budget.note(load.expected, monotonic() - began)
-            load.stored(commit)
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A paper's experiments on a device, for some of its figures (``all``: for all of them).
+    """A paper's experiments as `config` says, below `output`.
 
-    `scores` says where scores were measured already; None has them measured below `output`.
-    `commit` names the code where a checkout cannot. `seconds` are what may be spent (0: no limit);
-    no part is begun that would take longer. Of `part` (k, n) every n-th point of loads is measured,
-    and all else by the first; what the others have measured by then is in the data, too.
+    Of its part (k, n) every n-th point of loads is measured, and all else by the first; what the
+    others have measured by then is in the data, too.
     """
 
     name: str
     settings: Settings
-    figures: Sequence[str]
-    device: Device
+    config: ReproduceConfig
     output: Path
-    scores: Path | None = None
-    commit: str | None = None
-    seconds: float = 0.0
-    part: tuple[int, int] = (1, 1)
+    writer: TrafficWriter = field(default_factory=TrafficWriter)
 
-    @property
-    def experiments(self) -> list[str]:
-        """What is needed, in the order of the figures."""
-        figures = self.settings.figures.items()
-        every = "all" in self.figures
-        found = [figure.experiment for name, figure in figures if every or name in self.figures]
-        return list(dict.fromkeys(found))
+    def parts(self, requests: Path, serving: Serving) -> list[PaperPart]:
+        """The parts of experiments that the figures need, in their order.
 
-    @property
-    def owned(self) -> frozenset[str]:
-        """Names of the points of loads that this part measures, whatever the figures."""
-        every = (point.name for name in self.settings.loads for point in self.points(name))
-        return frozenset(share(list(dict.fromkeys(every)), self.part))
-
-    def points(self, experiment: str) -> list[Point]:
-        """The runs of a load."""
-        return list(points(self.settings, experiment, self.device))
-
-    def owns(self, experiment: str) -> bool:
-        """Whether this part measures an experiment other than a load."""
-        return self.part[0] == 1 and experiment in self.experiments
-
-    def prompts(self, experiment: str) -> list[TimedPrompt]:
-        """The prompts of a latency experiment."""
-        sizes = self.settings.latencies[experiment].on(self.device)
-        if sizes is None:
-            return []
-        found = []
-        for label, point in sizes.points.items():
-            identity = sizes.model_dump(mode="json", exclude={"points"})
-            identity |= point.model_dump() | {"device": self.device}
-            names = (
-                point_name(self.device, experiment, label, repeat)
-                for repeat in range(1, identity["repeats"] + 1)
-            )
-            files = [self.output / POINTS / f"{name}.json" for name in names]
-            found.append(TimedPrompt.plan(f"{experiment}: {label}", label, identity, files))
+        Requests of loads are written to a folder. The first share alone measures all but loads.
+        """
+        settings, wanted, first = self.settings, self.config.figures, self.config.part[0] == 1
+        figures = settings.figures.items()
+        named = (one.experiment for name, one in figures if "all" in wanted or name in wanted)
+        found: list[PaperPart] = []
+        for name in dict.fromkeys(named):
+            if name in settings.loads:
+                found += self.loads(name, requests, serving)
+            elif first and name in settings.latencies:
+                found += self.prompts(name)
+            elif first:
+                found += self.scores() if name == "scores" else self.rows(name)
         return found
 
-    def missing(self, experiments: Mapping[str, RowExperiment]) -> dict[str, RowExperiment]:
-        """Of attention, or of counts by layer, what is to be made, whatever the device."""
-        own = [name for name in self.experiments if name in experiments and self.owns(name)]
-        folder = self.output / DATA
-        return {n: experiments[n] for n in own if not (folder / f"cpu-{n}.json").exists()}
+    def own(self, parts: Iterable[PaperPart]) -> list[PaperPart]:
+        """What this share measures of all parts."""
+        loads = [part for part in parts if isinstance(part, LoadPoint)]
+        mine = {load.name for load in runner.share(loads, self.config.part)}
+        return [part for part in parts if part.name in mine or not isinstance(part, LoadPoint)]
 
-    def score_settings(self) -> ScoreSettings | None:
-        """The scores that are to be measured; None if there are none, or they are given."""
-        found = self.settings.scores
-        return found.on(self.device) if found and not self.scores and self.owns("scores") else None
+    def files(self, experiment: str, label: str, numbers: Iterable[int]) -> list[Path]:
+        """Files of a point; labels may have what no name can, such as ``8/s``."""
+        name = f"{self.config.device}-{experiment}-" + re.sub(r"[^\w.,+ -]", "-", label)
+        return [self.output / POINTS / f"{name}-seed{number}.json" for number in numbers]
+
+    def prompts(self, experiment: str) -> Iterator[TimedPrompt]:
+        """The prompts of a latency experiment, none where it has no sizes for the device."""
+        device = self.config.device
+        sizes = self.settings.latencies[experiment].on(device)
+        if sizes is None:
+            return
+        shared = sizes.model_dump(mode="json", exclude={"points"}) | {"device": device}
+        for rank, (label, point) in enumerate(sizes.points.items()):
+            arms = {}
+            for arm in sizes.arms:
+                serve = partial(serve_prompt, arm=arm, size=point)
+                arms[arm] = runner.ServedArm("stock" if arm in STOCK else "picbench", serve, serve)
+            identity = shared | point.model_dump()
+            files = self.files(experiment, label, range(1, sizes.repeats + 1))
+            # A warm arm compiles its chunks first, which takes about as long as full recompute.
+            tokens = (point.chunks * point.tokens + QUESTION) * len(arms)
+            yield TimedPrompt(
+                name=f"{experiment}: {label}",
+                arms=arms,
+                seconds=tokens * 1.2 / _ALONE[device],
+                rank=rank,
+                most=sizes.repeats,
+                experiment=experiment,
+                what="points",
+                done=int(len(stored(files, identity)) == len(files)),
+                tokens=2 * tokens,
+                rounds=sizes.repeats + 1,  # The first one is not kept.
+                label=label,
+                identity=identity,
+                files=files,
+                commit=self.config.commit,
+            )
+
+    def loads(self, experiment: str, requests: Path, serving: Serving) -> Iterator[LoadPoint]:
+        """The points of a load, seed by seed; none where it has no sizes for the device.
+
+        Raises ConfigError for an arm that does not exist.
+        """
+        device = self.config.device
+        sizes = self.settings.loads[experiment].on(device)
+        if sizes is None:
+            return
+        # Each reading of arms reads what is installed, which takes longer than all the rest.
+        named = cache(lambda *specs: arm_names(specs))
+        for seed, label in product(sizes.seeds, sizes.points):
+            own: dict[str, Any] = {"arms": sizes.arms, "run": {}, "kv_blocks": sizes.kv_blocks}
+            own |= sizes.points[label]
+            specs, run, blocks = (own.pop(name) for name in ("arms", "run", "kv_blocks"))
+            settings = sizes.model_dump(include={"model", "max_running", "context"})
+            settings |= sizes.run | run | {"device": device, "kv_blocks": blocks}
+            files, arms = self.files(experiment, label, [seed]), named(*specs)
+            name, model = files[0].stem, models.resolve(settings["model"])
+            traffic = parse_traffic(sizes.common | own | {"seed": seed})
+            written = self.writer.write(requests / f"{name}.jsonl", traffic, model)
+            settings |= {
+                "context": settings["context"] or model.context,
+                "algo": arms,
+                "requests": str(requests / f"{name}.jsonl"),
+                "output": str(self.output / "runs" / name),
+            }
+            identity = {name: settings[name] for name in _DECISIVE if name in settings}
+            identity |= {"algo": list(arms), "requests": written.fingerprint}
+            facts = written.facts
+            yield LoadPoint(
+                name=name,
+                seconds=sum(expected_arm(arm, facts, device) for arm in arms),
+                rank=seed,
+                most=1,
+                experiment=experiment,
+                what="runs",
+                done=len(stored(files, identity)),
+                tokens=facts.mean_tokens * facts.requests * len(arms),
+                # On a CPU each arm has an engine of its own, on a GPU arms take turns.
+                engines=len(arms) if device == "cpu" else 1,
+                label=label,
+                identity=identity,
+                files=files,
+                commit=self.config.commit,
+                seed=seed,
+                settings=settings,
+                facts=facts,
+                serving=serving,
+            )
+
+    def rows(self, experiment: str) -> Iterator[RowsPart]:
+        """Rows whose attention is looked at, which needs a CPU, or whose work is counted."""
+        counted = experiment in self.settings.layers
+        found = (self.settings.layers if counted else self.settings.attentions)[experiment]
+        if not counted and self.config.device != "cpu":
+            return
+
+        def measure() -> None:
+            about = (self.name, experiment, found, self.config.commit)
+            serve_arms.measure_rows(*about, counted=counted).write(self.output / DATA)
+
+        looks = 0 if counted else found.cpu.rows * len(found.cpu.arms)
+        done = (self.output / DATA / f"cpu-{experiment}.json").exists()
+        yield RowsPart(
+            name=experiment,
+            experiment=experiment,
+            seconds=looks * _ATTENTION,
+            what="rows",
+            total=found.cpu.rows,
+            tokens=looks * _ROW,
+            engines=0,
+            done=found.cpu.rows if done else 0,
+            work=measure,
+        )
+
+    def scores(self) -> Iterator[RowsPart]:
+        """The rows that are to be scored, by model; none where scores are given."""
+        device = self.config.device
+        sizes = self.settings.scores.on(device) if self.settings.scores else None
+        if sizes is None or self.config.scores:
+            return
+        for model in sizes.models:
+            settings = serve_arms.ServeSettings(
+                output=self.output / SCORES,
+                commit=self.config.commit,
+                model=model,
+                dataset=tuple(sizes.datasets),
+                rows=sizes.rows,
+                device=device,
+                dtype="bfloat16" if device == "cuda" else "float32",
+            )
+            names = (Case(model, dataset).name for dataset in sizes.datasets)
+            files = [self.output / SCORES / f"{name}.json" for name in names]
+            total = sizes.rows * len(files)
+            done = sum(len(json.loads(f.read_bytes())["prompt"]) for f in files if f.exists())
+            tokens = max(0, total - done) * len(ARMS_OF.get(model, ())) * _ROW
+            yield RowsPart(
+                name=f"scores of {model}",
+                experiment="scores",
+                seconds=tokens / _BATCH[device],
+                rank=1,
+                what="rows",
+                total=total,
+                tokens=tokens,
+                done=done,
+                work=partial(serve_arms.measure, settings),
+            )
 
     def run(self, services: Services, display: Display) -> bool:
         """Measure what is missing, as long as there is time, and write compact data.
 
-        Single requests come first, then loads, one seed of all points after another, then scores.
+        Single requests come first, then loads, one seed of all points after another, then rows.
         Returns whether there was time for all. Raises ConfigError before an engine starts where
         something is wrong.
         """
         read_published(self.settings.published)
-        logs = self.output / "logs"
-        if self.part[1] > 1:
-            logs /= f"part-{self.part[0]}"
-        writer, owned, budget = TrafficWriter(), self.owned, TimeBudget(self.seconds)
-        loads = {
-            name: [LoadPoint.plan(point, self.output, writer) for point in self.points(name)]
-            for name in self.experiments
-            if name in self.settings.loads
-        }
-        missing = [load for planned in loads.values() for load in planned if load.missing]
-        own = [load for load in missing if load.point.name in owned]
-        runs = [(load, job) for load in own if (job := load.job(services))]
-        latencies = self.settings.latencies
-        prompts = {n: self.prompts(n) for n in self.experiments if n in latencies and self.owns(n)}
-        every = [prompt for found in prompts.values() for prompt in found]
-        measure_prompts(every, self.commit, budget)
-        for name, found in prompts.items():
-            self._write(name, [one for p in found if not p.missing for one in p.stored()])
-        self._measure_rows(budget)
+        serving, budget = Serving(services=services), runner.TimeBudget(self.config.seconds or 0.0)
+        parts = self.parts(self.output / "requests", serving)
+        left = [part for part in self.own(parts) if part.left]
+        loads = [part for part in left if isinstance(part, LoadPoint)]
+        prompts = [part for part in left if isinstance(part, TimedPrompt)]
+        others = [part for part in left if isinstance(part, RowsPart)]
+        for prompt in prompts:
+            # How long a repeat took is not kept with it.
+            measured = len(stored(prompt.files, prompt.identity))
+            serving.seconds[prompt.name] = [prompt.seconds] * measured
+        serving.progress = display(sum(load.job.requests for load in loads))
+        plans = [
+            *plan_prompts(prompts),
+            *plan_loads(loads),
+            runner.ExperimentPlan(name="rows", facts={}, engines={}, cells=others, rounds=1),
+        ]
         try:
-            if not budget.stopped:
-                serve_loads(runs, services, logs, display, budget, self.commit)
+            self._measure(plans, serving, budget)
         finally:
             with locked(self.output / DATA):
-                for name, planned in loads.items():
-                    stored = (load.stored(self.commit) for load in planned)
-                    self._write(name, [one for one in stored if one is not None])
-        if not budget.stopped and (wanted := self.score_settings()) is not None:
-            for model in wanted.models:
-                serve_arms.measure(
-                    serve_arms.ServeSettings(
-                        output=self.output / SCORES,
-                        commit=self.commit,
-                        model=model,
-                        dataset=tuple(wanted.datasets),
-                        rows=wanted.rows,
-                        device=self.device,
-                        dtype="bfloat16" if self.device == "cuda" else "float32",
-                    )
-                )
+                for name, found in groupby(parts, attrgetter("experiment")):
+                    points = [(part.files, stored(part.files, part.identity)) for part in found]
+                    whole = [kept for files, kept in points if len(kept) == len(files)]
+                    if rounds := list(chain.from_iterable(whole)):
+                        varies = self.settings.experiments[name].varies
+                        about = (self.name, name, self.config.device, varies)
+                        data.joined(*about, rounds).write(self.output / DATA)
         return not budget.stopped
 
-    def _write(self, experiment: str, found: Sequence[StoredPoint]) -> None:
-        if found:
-            varies = self.settings.experiments[experiment].varies
-            data = joined(self.name, experiment, self.device, varies, found)
-            data.write(self.output / DATA)
+    def _measure(
+        self,
+        plans: Iterable[runner.ExperimentPlan],
+        serving: Serving,
+        budget: runner.TimeBudget,
+    ) -> None:
+        """Measure plan by plan until there is no time; engines write below the output."""
+        device, (part, of) = self.config.device, self.config.part
+        logs, say = self.output / "logs" / (f"part-{part}" if of > 1 else ""), serving.progress.say
 
-    def _measure_rows(self, budget: TimeBudget) -> None:
-        """One pass over the rows for all experiments with the same settings."""
-        attentions = self.settings.attentions if self.device == "cpu" else {}
-        for experiments, seconds in (attentions, _ATTENTION), (self.settings.layers, 0.0):
-            left = self.missing(experiments)
-            while left:
-                sizes = next(iter(left.values())).cpu
-                if seconds and not budget.allows(seconds * sizes.rows * len(sizes.arms)):
+        def launch(name: str, config: EngineConfig, log: Path) -> ArmServer:
+            logs.mkdir(parents=True, exist_ok=True)
+            return serving.services.launch(name, config, logs / log_name(log.stem))
+
+        with SharedEngines(launch) as shared:
+            for plan in plans:
+                if plan.done(serving):
+                    continue
+                least = min(cell.seconds for cell in plan.cells)
+                if not budget.allows(least, START[device] if plan.engines else 0.0):
+                    say("time is over; the same command continues from here")
                     break
-                alike = {name: one for name, one in left.items() if one.cpu == sizes}
-                for data in measure_rows(self.name, alike, self.commit, counted=not seconds):
-                    data.write(self.output / DATA)
-                left = {name: one for name, one in left.items() if name not in alike}
+                shared.retain(plan.engines.values())
+                turns = plan.name == "loads" and device == "cuda"
+                runner.run(plan, serving, say, budget, shared.launch if turns else launch)
+                budget.stopped = not plan.done(serving)
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,58 +340,13 @@ class Estimate:
 
 def estimate(plan: Reproduction) -> Iterator[Estimate]:
     """An estimate for each experiment that the figures need, in their order."""
-    writer, settings = TrafficWriter(), plan.settings
-    for name in plan.experiments:
-        if name in settings.loads:
-            yield _load(name, plan, writer)
-        elif not plan.owns(name):
-            continue
-        elif name in settings.latencies:
-            prompts = plan.prompts(name)
-            left = [prompt for prompt in prompts if prompt.missing]
-            # The first repeat is not kept, and a warm arm serves each prompt twice.
-            repeats = [(prompt, len(prompt.files) + 1) for prompt in left]
-            tokens = sum(2 * p.tokens * times * len(p.arms) for p, times in repeats)
-            seconds = sum(p.seconds * times for p, times in repeats)
-            seconds += START[plan.device] * bool(left)
-            yield Estimate(name, "points", len(left), len(prompts), tokens, seconds)
-        elif name == "scores":
-            yield _scores(plan)
-        else:
-            seen = name in settings.attentions
-            rows = (settings.attentions | settings.layers)[name].cpu
-            total = rows.rows if plan.device == "cpu" or not seen else 0
-            missing = plan.missing(settings.attentions if seen else settings.layers)
-            count = total * (name in missing)
-            work = count * len(rows.arms) * seen
-            yield Estimate(name, "rows", count, total, work * _ROW, work * _ATTENTION)
-
-
-def _load(experiment: str, plan: Reproduction, writer: TrafficWriter) -> Estimate:
-    owned = plan.owned
-    found = [point for point in plan.points(experiment) if point.name in owned]
     with TemporaryDirectory(prefix="picbench-") as folder:
-        file = Path(folder, "requests.jsonl")
-        loads = (LoadPoint.plan(point, plan.output, writer, file) for point in found)
-        left = [load for load in loads if load.missing]
-    seconds = sum(load.expected for load in left)
-    served_tokens = sum(
-        load.written.facts.mean_tokens * load.written.facts.requests * len(load.point.arms)
-        for load in left
-    )
-    # On a CPU each arm has an engine of its own, on a GPU arms take turns.
-    arms = max((len(load.point.arms) for load in left), default=0)
-    seconds += START[plan.device] * (arms if plan.device == "cpu" else bool(left))
-    return Estimate(experiment, "runs", len(left), len(found), int(served_tokens), seconds)
-
-
-def _scores(plan: Reproduction) -> Estimate:
-    settings = plan.score_settings()
-    if settings is None:
-        return Estimate("scores", "rows", 0, 0, 0, 0.0)
-    total = settings.rows * len(settings.datasets) * len(settings.models)
-    files = (plan.output / SCORES).glob("*.json")
-    left = max(0, total - sum(len(json.loads(path.read_bytes())["prompt"]) for path in files))
-    tokens = left * max(len(ARMS_OF.get(model, ())) for model in settings.models) * _ROW
-    seconds = tokens / _BATCH[plan.device] + START[plan.device] * bool(left)
-    return Estimate("scores", "rows", left, total, tokens, seconds)
+        own = plan.own(plan.parts(Path(folder), Serving()))
+    for name, found in groupby(own, attrgetter("experiment")):
+        parts = list(found)
+        left = [part for part in parts if part.left]
+        tokens = sum(part.tokens * part.rounds for part in left)
+        seconds = sum(part.seconds * part.rounds for part in left)
+        seconds += START[plan.config.device] * max((part.engines for part in left), default=0)
+        counts = (sum(part.left for part in left), sum(part.total for part in parts))
+        yield Estimate(name, parts[0].what, *counts, int(tokens), seconds)

@@ -1,46 +1,52 @@
-"""The rows of data sets served by all algorithms in one engine, and scored row by row.
+"""Rows of data sets under arms: served and scored, looked at, and counted layer by layer.
 
-Rows are served some at a time, each by every arm, in one batch in random order. After each of these
-windows the part of the case is written, so that the next call resumes a measurement that was
-stopped. Two checks serve the same rows: each request alone in an empty engine, and all rows of an
-arm, whose mean scores the testbed's card knows.
+All arms of some rows are served in one batch, in random order. After each of these windows the part
+of the case is written, so that the next call resumes a measurement that was stopped. Two checks
+serve the same rows: each request alone in an empty engine, and all rows of an arm, whose mean
+scores the testbed's card knows.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import cycle, product
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, cycle, pairwise, product
 from operator import methodcaller
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from picbench.engines.algorithms import Registry
+import numpy as np
+
+from picbench.engines.algorithms import Registry, parse
+from picbench.engines.algorithms.epic import Epic
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.request import FAILED, Request, Result
+from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.policy import LayoutConfig, Segment
+from picbench.engines.request import FAILED, Result
 from picbench.errors import ConfigError, InvalidRun
-from picbench.papers.arm_scores import (
-    DROP_DATASETS,
-    ArmRows,
-    Case,
-    ScoredPart,
-    arms_of,
-    planned_links,
-    ran,
-)
+from picbench.figures.picture import example_picks, planned_tokens
+from picbench.papers import arm_scores
+from picbench.papers.arm_scores import ArmRows, Case, ScoredPart
+from picbench.papers.data import ExperimentData, Number, PointArm, PointData, conditions
+from picbench.papers.settings import BASE, TESTBED, RowExperiment
+from picbench.run import runner
 from picbench.run.job import blocks
 from picbench.run.measurements import Accuracy, Outcome, ServeAlone, ServeScores
-from picbench.run.runner import UNFINISHED, Launcher, TimeBudget, say, started_engines
 from picbench.run.schedule import to_request
 from picbench.run.workload import Workload, load_workload
 from picbench.settings import parse_config
 from picbench.store import provenance
 from picbench.tables.page import page, save
 from picbench.tables.table import table
-from picbench.workloads.sample import Sample
+from picbench.workloads import models
 from picbench.workloads.testbed import DATASETS, model_path
+
+if TYPE_CHECKING:
+    from picbench.engines.oracle import GivenSegment, Oracle
+    from picbench.workloads.testbed.pic import PromptTokens
 
 #: Rows that are served together. With more, chunk KV is evicted before its last request.
 WINDOW = 10
@@ -61,18 +67,9 @@ class ServeSettings(ServeScores):
     @property
     def cases(self) -> list[Case]:
         """The cases that are measured: rows from the start of a data set but for the first."""
-        wanted = [d for d in self.dataset or DATASETS if not self.drop or d in DROP_DATASETS]
-        return [Case(self.name or self.model, d, self.drop, self.first) for d in wanted]
-
-    @property
-    def arms(self) -> tuple[str, ...]:
-        """The canonical specs of all arms."""
-        return arms_of(self.model, drop=self.drop, only=self.algo)
-
-    def load(self, case: Case) -> Workload:
-        """The rows of a case. Raises what `load_case` does."""
-        data = {"data": self.data[case.dataset]} if case.dataset in self.data else {}
-        return load_case(case, self.arms, self.rows, model=self.model, context=self.longest, **data)
+        left = arm_scores.DROP_DATASETS
+        wanted = [name for name in self.dataset or DATASETS if not self.drop or name in left]
+        return [Case(self.name or self.model, name, self.drop, self.first) for name in wanted]
 
 
 def load_case(case: Case, arms: Sequence[str], rows: int, **reading: Any) -> Workload:
@@ -89,20 +86,13 @@ def load_case(case: Case, arms: Sequence[str], rows: int, **reading: Any) -> Wor
     return replace(found, samples=found.samples[case.first :])
 
 
-def engine_config(
-    settings: ServeScores | ServeAlone, workload: Workload, longest: int | None = None
-) -> EngineConfig:
+def engine_config(settings: ServeScores | ServeAlone, workload: Workload) -> EngineConfig:
     """An engine for all arms: pads and documents may take as many positions as the model has."""
-    positions = workload.model.context
+    positions, longest = workload.model.context, getattr(settings, "longest", None)
     if longest is not None:
         positions = min(positions or 2 * longest, 2 * longest)
-    chosen = {"device", "dtype", "eager", "kv_blocks", "max_requests"}
-    return EngineConfig(
-        model=str(workload.model.path),
-        context=positions,
-        tiers="",
-        **settings.model_dump(include=chosen),
-    )
+    chosen = settings.model_dump(include={"device", "dtype", "eager", "kv_blocks", "max_requests"})
+    return EngineConfig(model=str(workload.model.path), context=positions, tiers="", **chosen)
 
 
 def _facts(settings: ServeScores | ServeAlone | Accuracy) -> dict[str, Any]:
@@ -111,91 +101,105 @@ def _facts(settings: ServeScores | ServeAlone | Accuracy) -> dict[str, Any]:
     return found | settings.model_dump(include=chosen, exclude_none=True)
 
 
-def serve(settings: ServeScores) -> Outcome:
-    """Measure bundled rows; see `measure`."""
-    return measure(ServeSettings(**dict(settings)))
+@dataclass(frozen=True, kw_only=True)
+class ScoredRows(runner.Cell):
+    """The rows of a case; a round serves the next window of them under all arms."""
 
+    part: ScoredPart
+    load: Workload
+    settings: ServeScores
 
-def measure(settings: ServeSettings, launcher: Launcher | None = None) -> Outcome:
-    """Measure what is missing in the parts in the output folder; exit code 4 if rows are left.
+    @property
+    def rounds(self) -> int:
+        """Windows that are done."""
+        return -(-self.part.rows // WINDOW)
 
-    Raises ConfigError for parts of other settings, InvalidRun for a request that fails.
-    """
-    loads = {case: settings.load(case) for case in settings.cases}
-    facts = _facts(settings) if loads else {}
-    parts = [(_begun(case, load, settings, facts), load) for case, load in loads.items()]
-    left = [(part, load) for part, load in parts if part.rows < part.wanted]
-    if not left:
-        return Outcome("")
-    budget, took = TimeBudget(settings.seconds), 1.0
-    config = engine_config(settings, left[0][1], settings.longest)
-    with started_engines({"picbench": config}, launcher) as (engines, _):
-        [engine] = engines.values()
-        for part, load in left:
-            engine.call(methodcaller("reset"))  # Nothing of other cases is cached.
-            while part.rows < part.wanted:
-                if not budget.fits(took):
-                    return Outcome("", UNFINISHED)
-                before = budget.spent
-                jobs, requests = _window(part, load.samples, settings.seed)
-                results = engine.call(methodcaller("generate", requests))
-                _add(part, load, dict(zip(jobs, results, strict=True)))
-                part.write(settings.output)
-                took = budget.spent - before
-                say(f"{part.case.name}: {part.rows} of {part.wanted} rows, {budget.spent:,.0f} s")
-    return Outcome("")
+    def warm_up(self, engines: runner.Engines) -> None:
+        """Nothing of other cases is cached."""
+        for engine in engines.values():
+            engine.call(methodcaller("reset"))
 
+    def serve(self, engines: runner.Engines, number: int) -> Mapping[str, Mapping[str, Any]]:
+        """Serve a window in random order, and write the part.
 
-def _begun(
-    case: Case, load: Workload, settings: ServeSettings, facts: Mapping[str, Any]
-) -> ScoredPart:
-    """The part as it was left, or a new one; its facts say which rows these are."""
-    if not load.synthetic:
-        origin = load.origin
-        where = f"{origin.repository}@{origin.revision[:12]}" if origin else "files"
-        cut = sum(sample.truncated for sample in load.samples)
-        facts = {**facts, "rows": where, "chat": load.chat, "cut": cut}
-    new = ScoredPart(case, len(load.samples), facts, {arm: ArmRows() for arm in settings.arms})
-    path = settings.output / f"{case.name}.json"
-    if not path.exists():
-        return new
-    found = ScoredPart.read(path)
-    found.check_continues(new)
-    return found
-
-
-def _window(
-    part: ScoredPart, samples: Sequence[Sample], seed: int
-) -> tuple[list[tuple[int, str]], list[Request]]:
-    """The next rows of a part under every arm, in random order, and their requests."""
-    jobs = list(product(range(part.rows, min(part.rows + WINDOW, part.wanted)), part.arms))
-    Random(f"{seed} {part.case.name} {part.rows}").shuffle(jobs)
-    return jobs, [to_request(samples[row], arm) for row, arm in jobs]
-
-
-def _add(part: ScoredPart, load: Workload, results: Mapping[tuple[int, str], Result]) -> None:
-    """Add a window to its part. Raises InvalidRun for a request that failed or links too much."""
-    registry, name = Registry(), part.case.name
-    for row in sorted({row for row, _ in results}):
-        sample = load.samples[row]
-        for arm, rows in part.arms.items():
-            result, links = results[row, arm], planned_links(sample, registry.parse(arm))
-            what = f"{arm} on row {row} of {name}"
-            check_served(result, what)
-            if result.counts.linked > links:
-                raise InvalidRun(f"{what} linked {result.counts.linked} tokens, its plan {links}")
-            score = load.grader.score(result.text, sample.answers) or 0.0
-            rows.score.append(round(score, 4))
-            rows.linked.append(links)
-            rows.computed.append(result.counts.prompt - (result.counts.reused or 0))
-        part.prompt.append(sample.prompt_tokens)
-        part.chunk.append(sum(len(chunk.tokens) for chunk in sample.chunks))
+        Raises InvalidRun for a request that failed or links more than its plan.
+        """
+        part, samples, [engine] = self.part, self.load.samples, engines.values()
+        window = range(part.rows, min(part.rows + WINDOW, part.wanted))
+        jobs = list(product(window, part.arms))
+        Random(f"{self.settings.seed} {part.case.name} {part.rows}").shuffle(jobs)
+        requests = [to_request(samples[row], arm) for row, arm in jobs]
+        served = engine.call(methodcaller("generate", requests))
+        results, registry = dict(zip(jobs, served, strict=True)), Registry()
+        for row in window:
+            sample = samples[row]
+            for arm, rows in part.arms.items():
+                result, what = results[row, arm], f"{arm} on row {row} of {part.case.name}"
+                links = arm_scores.planned_links(sample, registry.parse(arm))
+                check_served(result, what)
+                if result.counts.linked > links:
+                    found = f"linked {result.counts.linked} tokens, its plan {links}"
+                    raise InvalidRun(f"{what} {found}")
+                score = self.load.grader.score(result.text, sample.answers) or 0.0
+                rows.score.append(round(score, 4))
+                rows.linked.append(links)
+                rows.computed.append(result.counts.prompt - (result.counts.reused or 0))
+            part.prompt.append(sample.prompt_tokens)
+            part.chunk.append(sum(len(chunk.tokens) for chunk in sample.chunks))
+        part.write(self.settings.output)
+        return {}
 
 
 def check_served(result: Result, what: str) -> None:
     """Raise InvalidRun for a request that failed."""
     if result.finish_reason in (FAILED, "rejected"):
         raise InvalidRun(f"{what} failed: {result.error}")
+
+
+def serve(settings: ServeScores) -> Outcome:
+    """Measure bundled rows; see `measure`."""
+    return measure(ServeSettings(**dict(settings)))
+
+
+def measure(settings: ServeSettings, launcher: runner.Launcher | None = None) -> Outcome:
+    """Measure what is missing in the parts in the output folder; exit code 4 if rows are left.
+
+    Raises ConfigError for parts of other settings, InvalidRun for a request that fails.
+    """
+    arms = arm_scores.arms_of(settings.model, drop=settings.drop, only=settings.algo)
+    cells = []
+    for rank, case in enumerate(settings.cases):
+        data = {"data": settings.data[case.dataset]} if case.dataset in settings.data else {}
+        reading = {"model": settings.model, "context": settings.longest}
+        load = load_case(case, arms, settings.rows, **reading, **data)
+        facts = _facts(settings)
+        if not load.synthetic:  # Which rows these are.
+            origin = load.origin
+            facts["rows"] = f"{origin.repository}@{origin.revision[:12]}" if origin else "files"
+            facts["chat"] = load.chat
+            facts["cut"] = sum(sample.truncated for sample in load.samples)
+        part = ScoredPart(case, len(load.samples), facts, {arm: ArmRows() for arm in arms})
+        path = settings.output / f"{case.name}.json"
+        if path.exists():
+            new, part = part, ScoredPart.read(path)
+            part.check_continues(new)
+        most = -(-part.wanted // WINDOW)
+        cells.append(
+            ScoredRows(
+                name=case.name, rank=rank, most=most, part=part, load=load, settings=settings
+            )
+        )
+    left = [cell for cell in cells if cell.part.rows < cell.part.wanted]
+    if not left:
+        return Outcome("")
+    most = max(cell.most or 0 for cell in left)
+    engines = {"picbench": engine_config(settings, left[0].load)}
+    plan = runner.ExperimentPlan(
+        name="scores", facts={}, engines=engines, cells=left, rounds=most, few=most
+    )
+    record = runner.RoundsRecord(seconds={cell.name: [1.0] * cell.rounds for cell in left})
+    runner.run(plan, record, runner.say, runner.TimeBudget(settings.seconds), launcher)
+    return Outcome("", 0 if plan.done(record) else runner.UNFINISHED)
 
 
 def measure_alone(settings: ServeAlone) -> Outcome:
@@ -206,7 +210,7 @@ def measure_alone(settings: ServeAlone) -> Outcome:
     any differs in float32.
     """
     count, model, datasets = settings.requests, settings.model, settings.dataset or DATASETS
-    arms, rows = arms_of(model, only=settings.algo), -(-count // len(datasets))
+    arms, rows = arm_scores.arms_of(model, only=settings.algo), -(-count // len(datasets))
     loads = {dataset: load_case(Case(model, dataset), arms, rows) for dataset in datasets}
     turns = zip(product(range(rows), loads), cycle(arms), strict=False)
     jobs = [(dataset, row, arm) for (row, dataset), arm in turns][:count]
@@ -222,7 +226,7 @@ def measure_alone(settings: ServeAlone) -> Outcome:
         for request in requests:
             engine.reset()
             alone += engine.generate([request], logprobs=2)
-    differing: list[dict[str, Any]] = []
+    differing, lines = [], []
     for (dataset, row, arm), one, other in zip(jobs, alone, together, strict=True):
         for result in (one, other):
             check_served(result, f"{arm} on row {row} of {dataset}")
@@ -230,20 +234,17 @@ def measure_alone(settings: ServeAlone) -> Outcome:
             token, gap = first_difference(one, other)
             where = {"dataset": dataset, "row": row, "arm": arm}
             differing.append(where | {"token": token, "gap": gap})
-    facts = _facts(settings) | {"arms": len(arms), "datasets": len(loads)}
-    facts |= {"tokens": sum(len(result.tokens) for result in together)}
+            lines.append((dataset, str(row), f"`{arm}`", str(token), f"{gap:.1e}"))
+    tokens = sum(len(result.tokens) for result in together)
+    facts = _facts(settings) | {"arms": len(arms), "datasets": len(loads), "tokens": tokens}
     document = {"schema": 1, "provenance": facts, "requests": count, "differing": differing}
     head = ("data set", "row", "arm", "first other token", "gap of the best two")
-    lines = [
-        (d["dataset"], str(d["row"]), f"`{d['arm']}`", str(d["token"]), f"{d['gap']:.1e}")
-        for d in differing
-    ]
     made = page(
         "A batch of all algorithms against each request alone",
-        f"Testbed model, {ran(facts)} {count} requests of {len(arms)} arms and {len(loads)} data "
-        "sets in one batch, in random order; then each in an engine that holds nothing. Greedy "
-        "replies to their end.",
-        f"{len(differing)} of {count} requests have other tokens ({facts['tokens']:,} in all).",
+        f"Testbed model, {arm_scores.ran(facts)} {count} requests of {len(arms)} arms and "
+        f"{len(loads)} data sets in one batch, in random order; then each in an engine that holds "
+        "nothing. Greedy replies to their end.",
+        f"{len(differing)} of {count} requests have other tokens ({tokens:,} in all).",
         table(head, lines, right=3) if lines else "",
     )
     save(settings.output / f"alone-{settings.dtype}", document, made)
@@ -270,11 +271,8 @@ def first_difference(alone: Result, together: Result) -> tuple[int, float]:
 ARMS = {"full": "full", "naive": "naive", "epic:k=16": "epic-16", "mepic": "mepic"}
 
 #: How far apart mean scores may be: the standard error of 200 rows that are right or wrong is up
-#: to 0.035, and both sides answer the same ones.
-TOLERANCE = 0.03
-
-#: Rows of a data set that the card speaks of.
-ROWS = 200
+#: to 0.035, and both sides answer the same ones. The card speaks of so many rows.
+TOLERANCE, ROWS = 0.03, 200
 
 
 def measure_accuracy(settings: Accuracy) -> Outcome:
@@ -282,17 +280,15 @@ def measure_accuracy(settings: Accuracy) -> Outcome:
 
     Writes ``accuracy-DTYPE.json`` and ``.md``.
     """
-    loads = [load_case(Case("testbed", name), tuple(ARMS), settings.rows) for name in DATASETS]
+    loads = [load_case(Case(BASE, name), tuple(ARMS), settings.rows) for name in DATASETS]
     samples = [sample for load in loads for sample in load.samples]
     longest = max(sample.prompt_tokens + sample.max_tokens for sample in samples)
     config = EngineConfig(
         model=str(model_path()),
-        device=settings.device,
-        dtype=settings.dtype,
-        eager=settings.eager,
         context=longest,
         kv_blocks=blocks(longest) * 200,
         max_requests=64,
+        **settings.model_dump(include={"device", "dtype", "eager"}),
     )
     card = json.loads((Path(model_path()) / "scores.json").read_bytes())["base"]["arms"]
     scores: list[dict[str, Any]] = []
@@ -302,21 +298,20 @@ def measure_accuracy(settings: Accuracy) -> Outcome:
         facts = _facts(settings) | {"dtype": engine.describe()["dtype"]}
         for load, (arm, name) in product(loads, ARMS.items()):
             results = engine.generate([to_request(sample, arm) for sample in load.samples])
-            mean = fmean(
-                load.grader.score(result.text, sample.answers) or 0.0
-                for sample, result in zip(load.samples, results, strict=True)
-            )
+            answered = zip(results, load.samples, strict=True)
+            mean = fmean(load.grader.score(r.text, s.answers) or 0.0 for r, s in answered)
             known = card[name][load.dataset]
             score: dict[str, Any] = {"dataset": load.dataset, "arm": arm, "rows": len(results)}
             scores.append(score | {"engine": mean, "card": known, "difference": mean - known})
             cells[arm].append(f"{mean:.3f} / {known:.3f}")
-            say(f"{load.dataset:12} {arm:10} {cells[arm][-1]}")
+            runner.say(f"{load.dataset:12} {arm:10} {cells[arm][-1]}")
     document = {"schema": 1, "provenance": facts, "rows": "synthetic", "results": scores}
     made = page(
         "The engine's accuracy against the model card's",
-        f"Testbed model, {scores[0]['rows']} synthetic rows of each set, greedy, {ran(facts)} Mean "
-        "scores (word F1; rouge-l of samsum and multi_news): picbench's engine / torch in bfloat16 "
-        "without any engine. One fixed set of rows, decoded once: no spread to report.",
+        f"Testbed model, {scores[0]['rows']} synthetic rows of each set, greedy, "
+        f"{arm_scores.ran(facts)} Mean scores (word F1; rouge-l of samsum and multi_news): "
+        "picbench's engine / torch in bfloat16 without any engine. One fixed set of rows, decoded "
+        "once: no spread to report.",
         table(["arm", *(load.dataset for load in loads)], cells.values()),
         f"Largest difference: {max(abs(score['difference']) for score in scores):.3f}.",
     )
@@ -326,3 +321,127 @@ def measure_accuracy(settings: Accuracy) -> Outcome:
         names = ", ".join(f"{s['arm']} on {s['dataset']}: {s['difference']:+.3f}" for s in apart)
         raise InvalidRun(f"the engine's scores and the card's differ: {names}")
     return Outcome()
+
+
+#: Figures of an arm, by layer or by place of a token in its chunk.
+Figures = Sequence[Mapping[str, Number]]
+
+
+def measure_rows(
+    paper: str, name: str, experiment: RowExperiment, commit: str | None, *, counted: bool
+) -> ExperimentData:
+    """What the question's tokens of each row attend to or, `counted`, what every layer computes."""
+    from tokenizers import Tokenizer
+
+    from picbench.engines.oracle import Oracle
+    from picbench.workloads import testbed
+    from picbench.workloads.testbed.judge import tokens_of
+    from picbench.workloads.testbed.prompt import Coder
+
+    folder, settings = Path(models.resolve(BASE).path), experiment.cpu
+    coder = Coder(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    if counted:
+        config = json.loads((folder / "config.json").read_bytes())
+        measured: Callable[[PromptTokens, str], Figures] = partial(count_layers, config)
+    else:
+        count = settings.tokens if experiment.by == "token" else None
+        measured = partial(look, Oracle(folder), count)
+    points = []
+    for number, row in enumerate(testbed.rows(settings.dataset, count=settings.rows), 1):
+        prompt = tokens_of(row, coder)
+        tokens = sum(map(len, (prompt.head, *prompt.chunks, prompt.tail)))
+        facts = {"requests": 1, "mean_tokens": tokens}
+        figures = [measured(prompt, arm) for arm in settings.arms]
+        for place, metrics in enumerate(zip(*figures, strict=True), 1):
+            arms = dict(zip(settings.arms, map(PointArm, metrics), strict=True))
+            points.append(PointData(str(place), number, facts, arms))
+        runner.say(f"{name}: {number} of {settings.rows} rows")
+    known = provenance.facts("gpu", "torch", "transformers", "commit", commit=commit)
+    of_rows = f"{settings.rows} rows of {settings.dataset}-like"
+    if counted:
+        model, where = "testbed's shape", "Counted from plans, not timed"
+        caption = (
+            f"{where}; commit {known['commit'][:7]}. {model}, {of_rows}, chunks cached. Tokens "
+            "that CacheBlend picks after its check layer, here evenly spread ones, go through the "
+            "first layers again in picbench."
+        )
+    else:
+        model, where = TESTBED, known["gpu"]
+        caption = (
+            f"Hugging Face's model in float32 on {where}; torch {known['torch']}, transformers "
+            f"{known['transformers']}; commit {known['commit'][:7]}. {model}, {of_rows}, attention "
+            "of the question's tokens, averaged over them; chunks but the first."
+        )
+    about = conditions(caption, model, where, known["commit"], repeats="rows")
+    return ExperimentData(paper, name, "cpu", experiment.varies, about, points)
+
+
+def look(oracle: "Oracle", count: int | None, prompt: "PromptTokens", arm: str) -> Figures:
+    """The question's attention under an arm (`even_shares`); in full recompute chunks are text."""
+    from picbench.engines.oracle import epic, naive
+
+    algorithm = parse(arm)
+    rule = epic(algorithm.k) if isinstance(algorithm, Epic) else naive()
+    kind = "text" if arm == "full" else "chunk"
+    segments: list[GivenSegment] = [("text", prompt.head)]
+    segments += [(kind, chunk) for chunk in prompt.chunks]
+    segments.append(("text", prompt.tail))
+    attention = oracle.attention(segments, rule, len(prompt.tail)).numpy()
+    spans = list(pairwise(accumulate(map(len, prompt.chunks), initial=len(prompt.head))))
+    return even_shares(attention, spans, count)
+
+
+def even_shares(
+    attention: np.ndarray, spans: Sequence[tuple[int, int]], tokens: int | None
+) -> Figures:
+    """What each of the first `tokens` of chunks gets, over an even share of its chunk's attention.
+
+    `attention` is [layers, heads, tokens of the prompt]; `spans` are those of chunks, of which the
+    first is left out. Averaged over chunks, layers and heads; figures of layers without `tokens`.
+    """
+    chunks = [attention[..., begin:end] for begin, end in spans[1:]]
+    found = [c[..., : tokens or 4] / c.mean(axis=-1, keepdims=True) for c in chunks]
+    shares = np.asarray(np.mean(found, axis=0))
+    if tokens:
+        return [{"share": round(float(share), 4)} for share in shares.mean(axis=(0, 1))]
+    figures = {
+        "first_share": shares[..., 0].mean(axis=1),
+        "sinks_share": shares.mean(axis=(1, 2)),
+        "top_head_share": shares.mean(axis=2).max(axis=1),
+    }
+    layers = range(len(shares))
+    return [{name: round(float(of[n]), 4) for name, of in figures.items()} for n in layers]
+
+
+def count_layers(config: Mapping[str, Any], prompt: "PromptTokens", arm: str) -> Figures:
+    """Of each layer: tokens with new keys and values, tokens that leave it, 10^9 operations.
+
+    They are those of a Llama model with the shape in its config.json, for a prompt whose chunks are
+    cached. Which tokens are picked is not known; as an example they are evenly spread, which
+    the number of pairs depends on and nothing else.
+    """
+    chunks = [Segment(tuple(chunk), chunk=True) for chunk in prompt.chunks]
+    segments = [Segment(tuple(prompt.head)), *chunks, Segment(tuple(prompt.tail))]
+    algorithm = parse(arm)
+    layout = LayoutConfig(pad=algorithm.pads)
+    plan = lay_out(algorithm.arrange(segments, layout), algorithm.plan_chunk, layout)
+    planned = planned_tokens(plan, example_picks(plan))
+    computed = [t.position for t in planned if t.compiled is None]
+    tokens, pairs = len(computed), sum(position + 1 for position in computed)
+    layers = [(tokens, tokens, pairs)] * config["num_hidden_layers"]
+    if plan.picks is not None and plan.picks.deviation is not None:
+        total = plan.end
+        layers[0] = (tokens + total, tokens + total, pairs + total * (total + 1) // 2)
+        layers[1] = (tokens + total, tokens, pairs)
+    hidden, size = config["hidden_size"], config["head_dim"]
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    # Operations of a token: query, key and value; output projection and MLP; and of a pair. A
+    # multiplication and an addition of matrices are two.
+    projection = 2 * hidden * (heads + 2 * groups) * size
+    finish = 2 * hidden * (heads * size + 3 * config["intermediate_size"])
+    figures = []
+    for projected, finished, attended in layers:
+        operations = projected * projection + finished * finish + attended * 4 * heads * size
+        counted = {"projected": projected, "finished": finished}
+        figures.append({**counted, "gigaoperations": round(operations / 1e9, 6)})
+    return figures

@@ -74,11 +74,13 @@ def test_prompts_of_every_architecture_fit_its_engine(name: str) -> None:
     run = AccuracyRun(found, [name], "cpu", Path("out"), "bundled")
     serving = run.serving(name, positions_of(name))
     [case] = [case for case in serving.cases if case.dataset == "needle"]
-    load = serving.load(case)
+    load = serve_arms.load_case(
+        case, serving.algo, 2, model=name, context=serving.longest, data=serving.data["needle"]
+    )
     assert [s.truncated for s in load.samples] == [True, True]
     assert {s.prompt_tokens + s.max_tokens for s in load.samples} <= {1023, 1024}
     assert all(chunk.before for chunk in load.samples[0].chunks[1:])
-    config = serve_arms.engine_config(serving, load, serving.longest)
+    config = serve_arms.engine_config(serving, load)
     assert (config.context, config.dtype, config.device) == (2048, "float32", "cpu")
     assert Path(config.model) == Path(name).resolve()
     assert case.name == f"{name.replace('/', '--')}-needle"

@@ -5,27 +5,32 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from picbench.engines.algorithms import parse
-from picbench.engines.planning.policy import Segment
 from picbench.papers.data import ExperimentData
-from picbench.papers.prompts import (
-    LayerWork,
-    count_layers,
-    even_shares,
-    measure_rows,
-)
+from picbench.papers.serve_arms import Figures, count_layers, even_shares, measure_rows
 from picbench.papers.settings import RowExperiment, RowSettings
+from picbench.workloads.testbed.pic import PromptTokens
 
 #: 16 tokens of text, two chunks of 32, a question of 8.
-PROMPT = [
-    Segment(tuple(range(100, 116))),
-    Segment(tuple(range(200, 232)), chunk=True),
-    Segment(tuple(range(300, 332)), chunk=True),
-    Segment(tuple(range(400, 408))),
-]
+PROMPT = PromptTokens(
+    [*range(100, 116)], [[*range(200, 232)], [*range(300, 332)]], [*range(400, 408)]
+)
 
 #: Pairs of the text's and the question's tokens.
 _TEXT_PAIRS = 16 * 17 // 2 + sum(range(81, 89))
+
+#: A model of which all operations are those of pairs: a billion each.
+PAIRS = {
+    "hidden_size": 0,
+    "head_dim": 1,
+    "num_attention_heads": 250_000_000,
+    "num_key_value_heads": 1,
+    "intermediate_size": 0,
+}
+
+
+def counted(arm: str, layers: int) -> list[tuple[object, ...]]:
+    found: Figures = count_layers({**PAIRS, "num_hidden_layers": layers}, PROMPT, arm)
+    return [tuple(layer.values()) for layer in found]
 
 
 @pytest.mark.parametrize(
@@ -37,29 +42,30 @@ _TEXT_PAIRS = 16 * 17 // 2 + sum(range(81, 89))
     ],
 )
 def test_static_arms_compute_the_same_in_every_layer(arm: str, tokens: int, pairs: int) -> None:
-    assert count_layers(PROMPT, parse(arm), 3) == [LayerWork(tokens, tokens, pairs)] * 3
+    assert counted(arm, 3) == [(tokens, tokens, pairs)] * 3
 
 
 def test_cacheblend_computes_all_tokens_first() -> None:
-    first, check, *later = count_layers(PROMPT, parse("cacheblend:r=0.25"), 4)
-    picked = 16
-    assert later == [LayerWork(24 + picked, 24 + picked, later[0].pairs)] * 2
-    assert first.projected == first.finished == 24 + picked + 88
-    assert first.pairs == later[0].pairs + 88 * 89 // 2
-    assert check == LayerWork(24 + picked + 88, 24 + picked, later[0].pairs)
+    first, check, *later = counted("cacheblend:r=0.25", 4)
+    picked, pairs = 16, later[0][2]
+    assert isinstance(pairs, float)
+    assert later == [(24 + picked, 24 + picked, pairs)] * 2
+    assert first == (24 + picked + 88, 24 + picked + 88, pairs + 88 * 89 // 2)
+    assert check == (24 + picked + 88, 24 + picked, pairs)
 
 
 def test_operations_are_those_of_a_llama_layer() -> None:
     config = {
-        "hidden_size": 8,
+        "hidden_size": 8_000,
         "head_dim": 4,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "intermediate_size": 16,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 1,
     }
-    found = LayerWork(1000, 500, 2000).metrics(config)
-    assert found["gigaoperations"] == pytest.approx((256e3 + 896 * 500 + 64e3) / 1e9)
+    [layer] = count_layers(config, PROMPT, "full")
+    of_token = 2 * 8_000 * (2 + 2) * 4 + 2 * 8_000 * (2 * 4 + 3 * 16)
+    assert layer["gigaoperations"] == round((88 * of_token + 88 * 89 // 2 * 32) / 1e9, 6)
 
 
 def mean(data: ExperimentData, label: str, arm: str, metric: str) -> float:
@@ -68,8 +74,8 @@ def mean(data: ExperimentData, label: str, arm: str, metric: str) -> float:
 
 def test_rows_are_repeats() -> None:
     settings = RowSettings(dataset="musique", rows=2, arms=["full", "cacheblend:r=0.15"])
-    wanted = {"layers": RowExperiment(varies="layer", cpu=settings)}
-    [data] = measure_rows("epic", wanted, "abc", counted=True)
+    experiment = RowExperiment(varies="layer", cpu=settings)
+    data = measure_rows("epic", "layers", experiment, "abc", counted=True)
     assert data.labels == [str(layer) for layer in range(1, 9)]
     assert data.repeats == "rows"
     assert data.seeds == [1, 2]
@@ -91,7 +97,7 @@ def test_shares_are_those_of_chunks_but_the_first() -> None:
     assert layer == {"first_share": 5.5, "sinks_share": 1.75, "top_head_share": 1.75}
 
 
-def test_both_views_come_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_is_seen_by_layer_and_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
     from picbench.engines import oracle
 
     calls: list[str] = []
@@ -117,12 +123,13 @@ def test_both_views_come_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
             self.numpy = lambda: found
 
     monkeypatch.setattr(oracle, "Oracle", Looks)
-    wanted = {
-        "sinks": RowExperiment(varies="layer", by="layer", cpu=SETTINGS),
-        "places": RowExperiment(varies="token", by="token", cpu=SETTINGS),
-    }
-    sinks, places = measure_rows("epic", wanted, "abc", counted=False)
-    assert calls == ["text", "chunk"] * 2
+    sinks, places = (
+        measure_rows(
+            "epic", "views", RowExperiment(varies=by, by=by, cpu=SETTINGS), "abc", counted=False
+        )
+        for by in ("layer", "token")
+    )
+    assert calls == ["text", "chunk"] * 4
     assert sinks.labels == ["1", "2", "3"]
     assert places.labels == ["1", "2", "3", "4", "5", "6"]
     assert places.seeds == [1, 2]

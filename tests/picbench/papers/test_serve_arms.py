@@ -58,6 +58,7 @@ class Answers:
     arm: str | None = None
     linked: int = 16
     fails: bool = False
+    compilations: Sequence[str] = ()
     calls: list[str] = field(default_factory=list)
     batches: list[list[Request]] = field(default_factory=list)
     configs: list[EngineConfig] = field(default_factory=list)
@@ -72,6 +73,8 @@ class Answers:
     def __exit__(self, *_: object) -> None: ...
 
     def warm_up(self) -> None: ...
+
+    def watch_compilations(self) -> None: ...
 
     def close(self) -> None: ...
 

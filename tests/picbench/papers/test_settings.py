@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from picbench.errors import ConfigError
-from picbench.papers.reproduce import points
+from picbench.papers.parts import LoadPoint, Serving
+from picbench.papers.reproduce import Reproduction
 from picbench.papers.settings import (
     PAPERS,
     Device,
     LatencySettings,
     LoadSettings,
+    ReproduceConfig,
     RowExperiment,
     RunQuantity,
     ScoreQuantity,
@@ -21,17 +23,37 @@ from picbench.papers.settings import (
     read_settings,
 )
 from picbench.run.arm import parse_arms
-from picbench.run.traffic_file import parse_traffic
+from picbench.run.traffic_file import TrafficConfig, TrafficWriter, Written, parse_traffic
 from picbench.workloads import models
 from picbench.workloads.traffic.chunk_source import build
 from picbench.workloads.traffic.draw import draw
-from picbench.workloads.traffic.traffic_facts import measure
+from picbench.workloads.traffic.traffic_facts import TrafficFacts, measure
 
 #: How far a drawn workload may be from the paper's: tokens in percent, reuse in points.
 TOKENS, REUSE = 8.0, 2.0
 
 #: Experiments that no paper has.
 OURS = ("requests", "unlimited")
+
+
+class Drawn(TrafficWriter):
+    """Notes what requests are to be drawn."""
+
+    def __init__(self) -> None:
+        self.traffic: dict[str, TrafficConfig] = {}
+
+    def write(self, path: Path, config: TrafficConfig, model: models.ModelSpec) -> Written:
+        self.traffic[path.stem] = config
+        facts = TrafficFacts(1, 1, 1.0, 1.0, 1.0, 1, 0.0, 1.0, 0.0, 1.0, None)
+        return Written("", facts)
+
+
+def points(
+    paper: str, experiment: str, device: Device, drawn: Drawn | None = None
+) -> list[LoadPoint]:
+    config, output = ReproduceConfig(device=device), Path("nowhere")
+    plan = Reproduction(paper, read_settings(paper), config, output, drawn or Drawn())
+    return list(plan.loads(experiment, output, Serving()))
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -46,8 +68,8 @@ def test_every_figure_has_its_experiment_on_both_devices(paper: str) -> None:
         assert isinstance(experiment, RowExperiment) or experiment.cuda is not None
         assert name in (published.model_extra or {}) or figure.experiment in OURS
     for load in settings.loads:
-        assert list(points(settings, load, "cpu"))
-        assert list(points(settings, load, "cuda"))
+        assert points(paper, load, "cpu")
+        assert points(paper, load, "cuda")
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -96,14 +118,14 @@ def test_growth_is_judged_in_one_direction(paper: str, device: Device) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_points_have_names_of_files(paper: str, device: Device) -> None:
     settings = read_settings(paper)
-    names = [point.name for load in settings.loads for point in points(settings, load, device)]
+    names = [point.name for load in settings.loads for point in points(paper, load, device)]
     assert len(set(names)) == len(names)
     assert all(Path(name).name == name for name in names)
 
 
 def test_workloads_are_those_of_table_2() -> None:
     published = read_published("mepic.json")
-    labels = {point.label for point in points(read_settings("mepic"), "workloads", "cpu")}
+    labels = {point.label for point in points("mepic", "workloads", "cpu")}
     assert labels == set(published.figure("table2")["rows"])
 
 
@@ -122,10 +144,11 @@ def test_workloads_are_as_long_and_as_reusable_as_the_papers(label: str, device:
         model = models.resolve("testbed")
         config = parse_traffic({**find_preset(f"mepic-{label}"), "seed": 1})
     else:
-        settings = read_settings("mepic")
-        served = next(one for one in points(settings, "workloads", device) if one.label == label)
-        model = models.resolve(str(served.run["model"]))
-        config = served.traffic
+        drawn = Drawn()
+        found = points("mepic", "workloads", device, drawn)
+        served = next(one for one in found if one.label == label)
+        model = models.resolve(served.settings["model"])
+        config = drawn.traffic[served.name]
     corpus = build(config.source(model), models.load_tokenizer(model), 1)
     facts = measure(draw(config.traffic(), corpus))
     assert abs(facts.mean_tokens / paper["tokens"] - 1) * 100 < TOKENS
