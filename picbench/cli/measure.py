@@ -15,7 +15,8 @@ from picbench.cli.guard import CommandGroup, GuardedCommand
 from picbench.cli.options import FILE, FOLDER, make_option, options_of
 
 if TYPE_CHECKING:
-    from picbench.papers.reproduce import Estimate, Reproduction
+    from picbench.papers.data import Estimate
+    from picbench.papers.reproduce import Reproduction
     from picbench.papers.settings import ReproduceConfig
     from picbench.run.measurements import Measurement
     from picbench.run.session import Services
@@ -176,8 +177,8 @@ def _wanted(papers: Sequence[str], data: Path) -> Sequence[str]:
 
 def _plan(paper: str, config: "ReproduceConfig", output: Path) -> "Reproduction":
     from picbench.errors import ConfigError, closest
-    from picbench.papers.reproduce import Reproduction, changed
-    from picbench.papers.settings import read_settings
+    from picbench.papers.reproduce import Reproduction
+    from picbench.papers.settings import changed, read_settings
 
     found = read_settings(paper, Path(config.settings) if config.settings else None)
     for figure in config.figures:

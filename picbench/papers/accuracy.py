@@ -14,10 +14,10 @@ from picbench.figures.panels import Spot, draw_dots
 from picbench.files import write_whole
 from picbench.papers import arm_scores, serve_arms
 from picbench.papers.arm_scores import FULL, ArmScore, Case, ScoredPart, Scores
-from picbench.papers.data import START, ends, mean_value, report_table
+from picbench.papers.data import START, Estimate, ends, mean_value, report_table
 from picbench.papers.judge import ClaimVerdict, Evidence, judge_all, write_verdicts
 from picbench.papers.page import PAGE, claims_section
-from picbench.papers.reproduce import SCORES, Estimate, arm_names
+from picbench.papers.reproduce import SCORES, arm_names
 from picbench.papers.settings import (
     BASE,
     FILES,

@@ -26,6 +26,18 @@ Number = int | float | None
 
 
 @dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is left of an experiment or a model: `what` of all that there are, tokens, seconds."""
+
+    name: str
+    what: str
+    left: int
+    total: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class OccupancySeries:
     """Blocks that running requests held, in percent of the pool, over seconds."""
 
@@ -64,18 +76,17 @@ class StoredPoint:
     point: PointData
 
     @classmethod
-    def find(cls, path: Path, identity: Mapping[str, Any]) -> "StoredPoint | None":
-        """The point in a file; None where there is none.
+    def read(cls, files: Iterable[Path], identity: Mapping[str, Any]) -> list["StoredPoint"]:
+        """The points in those of the files that are there.
 
         Raises ConfigError for one with another `identity`, DataError for another file.
         """
-        if not path.exists():
-            return None
-        found = _read(cls, path)
-        if found.identity != identity:
-            hint = "remove it, or name another folder with `output`"
-            raise ConfigError(f"{path}: a run with other settings", hint=hint)
-        return found
+        found = [(path, _read(cls, path)) for path in files if path.exists()]
+        for path, one in found:
+            if one.identity != identity:
+                hint = "remove it, or name another folder with `output`"
+                raise ConfigError(f"{path}: a run with other settings", hint=hint)
+        return [one for _, one in found]
 
     def write(self, path: Path) -> None:
         """Write a file that `find` reads."""

@@ -21,17 +21,17 @@ import numpy as np
 
 from picbench.engines.algorithms import Registry, parse
 from picbench.engines.algorithms.epic import Epic
-from picbench.engines.config import EngineConfig
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.policy import LayoutConfig, Segment
-from picbench.engines.request import FAILED, Result
+from picbench.engines.request import FAILED, Request, Result
 from picbench.errors import ConfigError, InvalidRun
 from picbench.figures.picture import example_picks, planned_tokens
 from picbench.papers import arm_scores
 from picbench.papers.arm_scores import ArmRows, Case, ScoredPart
 from picbench.papers.data import ExperimentData, Number, PointArm, PointData, conditions
-from picbench.papers.settings import BASE, TESTBED, RowExperiment
+from picbench.papers.settings import BASE, TESTBED, LatencyPoint, RowExperiment
 from picbench.run import runner
 from picbench.run.job import blocks
 from picbench.run.measurements import Accuracy, Outcome, ServeAlone, ServeScores
@@ -103,16 +103,11 @@ def _facts(settings: ServeScores | ServeAlone | Accuracy) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRows(runner.Cell):
-    """The rows of a case; a round serves the next window of them under all arms."""
+    """Rows of a case; a round serves the next window of them under all arms."""
 
     part: ScoredPart
     load: Workload
     settings: ServeScores
-
-    @property
-    def rounds(self) -> int:
-        """Windows that are done."""
-        return -(-self.part.rows // WINDOW)
 
     def warm_up(self, engines: runner.Engines) -> None:
         """Nothing of other cases is cached."""
@@ -162,9 +157,18 @@ def serve(settings: ServeScores) -> Outcome:
 
 
 def measure(settings: ServeSettings, launcher: runner.Launcher | None = None) -> Outcome:
-    """Measure what is missing in the parts in the output folder; exit code 4 if rows are left.
+    """Measure what is missing in the parts in the output folder; exit code 4 if rows are left."""
+    plan, record = plan_scores(settings), runner.RoundsRecord()
+    if plan.done(record):
+        return Outcome("")
+    runner.run(plan, record, runner.say, runner.TimeBudget(settings.seconds), launcher)
+    return Outcome("", 0 if plan.done(record) else runner.UNFINISHED)
 
-    Raises ConfigError for parts of other settings, InvalidRun for a request that fails.
+
+def plan_scores(settings: ServeSettings) -> runner.ExperimentPlan:
+    """Rows that are missing in the parts in the output folder, case by case.
+
+    Raises ConfigError for parts of other settings.
     """
     arms = arm_scores.arms_of(settings.model, drop=settings.drop, only=settings.algo)
     cells = []
@@ -183,23 +187,14 @@ def measure(settings: ServeSettings, launcher: runner.Launcher | None = None) ->
         if path.exists():
             new, part = part, ScoredPart.read(path)
             part.check_continues(new)
-        most = -(-part.wanted // WINDOW)
-        cells.append(
-            ScoredRows(
-                name=case.name, rank=rank, most=most, part=part, load=load, settings=settings
-            )
-        )
-    left = [cell for cell in cells if cell.part.rows < cell.part.wanted]
-    if not left:
-        return Outcome("")
-    most = max(cell.most or 0 for cell in left)
-    engines = {"picbench": engine_config(settings, left[0].load)}
-    plan = runner.ExperimentPlan(
-        name="scores", facts={}, engines=engines, cells=left, rounds=most, few=most
+        if windows := -(-(part.wanted - part.rows) // WINDOW):
+            about = ScoredRows(name=case.name, part=part, load=load, settings=settings)
+            cells.append(replace(about, rank=rank, most=windows))
+    engines = {"picbench": engine_config(settings, cells[0].load)} if cells else {}
+    most = max((cell.most or 0 for cell in cells), default=0)
+    return runner.ExperimentPlan(
+        name="scores", facts={}, engines=engines, cells=cells, rounds=most, few=most
     )
-    record = runner.RoundsRecord(seconds={cell.name: [1.0] * cell.rounds for cell in left})
-    runner.run(plan, record, runner.say, runner.TimeBudget(settings.seconds), launcher)
-    return Outcome("", 0 if plan.done(record) else runner.UNFINISHED)
 
 
 def measure_alone(settings: ServeAlone) -> Outcome:
@@ -321,6 +316,34 @@ def measure_accuracy(settings: Accuracy) -> Outcome:
         names = ", ".join(f"{s['arm']} on {s['dataset']}: {s['difference']:+.3f}" for s in apart)
         raise InvalidRun(f"the engine's scores and the card's differ: {names}")
     return Outcome()
+
+
+#: Tokens of the question of a single prompt, arms of stock vLLM, and how the name of an arm ends
+#: whose chunks are not in the cache.
+QUESTION, STOCK, COLD = 32, ("full", "prefix"), " cold"
+
+
+def serve_prompt(engine: Engine, name: str, *, arm: str, size: LatencyPoint) -> dict[str, float]:
+    """Figures of one request of a size under an arm: milliseconds, and tokens."""
+    name = f"{name} {arm}"
+    given = runner.random_chunks(size.chunks, size.tokens, name)
+
+    def ask(name: str) -> Any:
+        # A head of its own, so that one chunk is not a prefix that was there before.
+        head = runner.random_text(BLOCK_SIZE, f"{name} head")
+        question = runner.random_text(QUESTION, f"{name} question")
+        algorithm = "prefix" if arm in STOCK else arm.removesuffix(COLD)
+        request = Request([head, *given, question], algorithm)
+        [result] = engine.generate([request], max_tokens=1, ignore_eos=True)
+        return result
+
+    if not arm.endswith(COLD) and arm != "full":
+        ask(f"{name} before")
+        # Orders that begin alike would share what follows from it.
+        given = [*given[1:], given[0]]
+    found = ask(name)
+    ttft, counts = found.timings.ttft, found.counts
+    return {"ttft_ms": ttft * 1e3, "linked": counts.linked, "compiled": counts.compiled}
 
 
 #: Figures of an arm, by layer or by place of a token in its chunk.

@@ -316,6 +316,20 @@ class Settings(StrictSettings):
         return self
 
 
+def changed(settings: Settings, config: ReproduceConfig) -> Settings:
+    """The same paper with another model, other numbers of requests, or the first seeds alone."""
+    content = settings.model_dump(exclude_unset=True)
+    for kind in ("loads", "latencies"):
+        for experiment in content.get(kind, {}).values():
+            for sizes in filter(None, (experiment.get("cpu"), experiment.get("cuda"))):
+                sizes |= {"model": config.model} if config.model else {}
+                if kind == "loads":
+                    sizes["seeds"] = sizes["seeds"][: config.seeds]
+                    for point in sizes["points"].values():
+                        point |= {"requests": config.requests} if config.requests else {}
+    return Settings.model_validate(content)
+
+
 def read_settings(paper: str, path: Path | None = None) -> Settings:
     """The settings of a paper, or those of a file; ConfigError for what is wrong in them."""
     if paper not in PAPERS:

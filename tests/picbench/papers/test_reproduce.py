@@ -17,7 +17,7 @@ from paper_bench import LEDGERS, Bench
 
 from picbench.cli import main
 from picbench.papers.page import write_page
-from picbench.papers.parts import expected_arm
+from picbench.papers.reproduce import expected_arm
 from picbench.papers.settings import read_settings
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 

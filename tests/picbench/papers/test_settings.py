@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from picbench.errors import ConfigError
-from picbench.papers.parts import LoadPoint, Serving
-from picbench.papers.reproduce import Reproduction
+from picbench.papers.reproduce import LoadPoint, Reproduction, Serving
 from picbench.papers.settings import (
     PAPERS,
     Device,
