@@ -36,30 +36,20 @@ def test_spread_by_hand() -> None:
     assert spread([None]) is None
 
 
-def test_means_are_numbers_in_files_and_text_for_readers(tmp_path: Path) -> None:
-    cells = [mean_value(1234.5678, 0.25, 1), mean_value(2.0), None]
-    report_table("t", "T", ("arm", "time s"), list(zip("abc", cells, strict=True))).write(tmp_path)
-    assert (tmp_path / "t.csv").read_text().splitlines() == [
-        "arm,time s,time s sd",
-        "a,1234.5678,0.25",
-        "b,2.0,",
-        "c,,",
-    ]
-    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
-    assert rows[0] == {"arm": "a", "time s": 1234.5678, "time s sd": 0.25}
-    assert rows[2] == {"arm": "c", "time s": None, "time s sd": None}
-    lines = (tmp_path / "t.md").read_text().splitlines()
-    assert lines[4:7] == ["| a | 1,234.6 ± 0.2 |", "| b | 2.00 |", "| c | - |"]
-
-
-def test_a_sheet_is_written_three_ways(tmp_path: Path) -> None:
-    sheet = report_table("t", "A title", ("a", "b"), [["x", 1234.5], [None, 2.0]], ("A note.",))
-    sheet.write(tmp_path / "new")
-    assert (tmp_path / "new" / "t.md").read_text() == (
-        "### A title\n\n| a | b |\n| --- | --- |\n| x | 1,234.50 |\n| - | 2 |\n\nA note.\n"
+def test_tables_have_numbers_in_files_and_text_for_readers(tmp_path: Path) -> None:
+    cells = [mean_value(1234.5678, 0.25, 1), 2.0, None]
+    rows = list(zip("abc", cells, strict=True))
+    report_table("t", "A title", ("arm", "time s"), rows, ["A note."]).write(tmp_path / "new")
+    csv, markdown = ((tmp_path / "new" / f"t.{kind}").read_text() for kind in ("csv", "md"))
+    assert csv.splitlines() == ["arm,time s,time s sd", "a,1234.5678,0.25", "b,2.0,", "c,,"]
+    assert markdown == (
+        "### A title\n\n| arm | time s |\n| --- | --- |\n| a | 1,234.6 ± 0.2 |\n| b | 2 |\n"
+        "| c | - |\n\nA note.\n"
     )
-    assert (tmp_path / "new" / "t.csv").read_text().splitlines() == ["a,b", "x,1234.5", ",2.0"]
-    content = json.loads((tmp_path / "new" / "t.json").read_text())
-    assert content["rows"] == [{"a": "x", "b": 1234.5}, {"a": None, "b": 2.0}]
+    assert json.loads((tmp_path / "new" / "t.json").read_text())["rows"] == [
+        {"arm": "a", "time s": 1234.5678, "time s sd": 0.25},
+        {"arm": "b", "time s": 2.0, "time s sd": None},
+        {"arm": "c", "time s": None, "time s sd": None},
+    ]
     with pytest.raises(ValueError):
         report_table("t", "", ("a",), [["x", "y"]]).write(tmp_path)

@@ -1,11 +1,13 @@
-"""Rows served by every arm, requests in a batch and alone, and scores beside the card's."""
+"""Rows served by every arm and alone, scores beside the card's; attention and work by layer."""
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from harness_fakes import Harness, make_sample
@@ -16,19 +18,25 @@ from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
 from picbench.papers import serve_arms
 from picbench.papers.arm_scores import Case, ScoredPart
+from picbench.papers.data import ExperimentData
 from picbench.papers.serve_arms import (
     ARMS,
     ROWS,
     WINDOW,
     ServeSettings,
+    count_layers,
+    even_shares,
     first_difference,
     measure,
     measure_accuracy,
     measure_alone,
+    measure_rows,
 )
+from picbench.papers.settings import RowExperiment, RowSettings
 from picbench.run.measurements import Accuracy, ServeAlone
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig
+from picbench.workloads.testbed.pic import PromptTokens
 
 SERVED = ("full", "naive", "mepic")
 SETTINGS = ServeSettings(
@@ -70,15 +78,9 @@ class Answers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def nothing(self, *_: object) -> None: ...
 
-    def warm_up(self) -> None: ...
-
-    def watch_compilations(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def kill(self) -> None: ...
+    __exit__ = warm_up = watch_compilations = close = kill = nothing
 
     def ready(self) -> dict[str, object]:
         return {}
@@ -151,10 +153,8 @@ def test_batches_have_all_arms_in_a_random_order_of_the_seed(
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         scored(engine, tmp_path / name, seed=seed)
     assert [len(batch) for batch in engine.batches] == [3 * WINDOW, 3 * WINDOW, 3] * 3
-    orders = [[request.algorithm for request in batch] for batch in engine.batches]
-    assert sorted(map(str, orders[0])) == sorted(SERVED * WINDOW)
-    assert orders[0] != sorted(map(str, orders[0]))
-    assert orders[0] != orders[1]
+    orders = [[str(request.algorithm) for request in batch] for batch in engine.batches]
+    assert orders[1] != orders[0] != sorted(orders[0]) == sorted(SERVED * WINDOW)
     assert engine.batches[:3] == engine.batches[3:6] != engine.batches[6:]
 
 
@@ -162,17 +162,21 @@ def test_a_measurement_that_was_stopped_goes_on(engine: Answers, tmp_path: Path)
     stopped = SETTINGS.model_copy(update={"output": tmp_path, "seconds": 1e-9})
     assert measure(stopped, launcher=engine).code == 4
     assert not list(tmp_path.iterdir())
-    whole = scored(engine, tmp_path)
+    whole = scored(engine, tmp_path, kv_blocks=2000, max_requests=7, eager=True)
+    config = engine.configs[-1]
+    assert (config.kv_blocks, config.max_requests, config.tiers) == (2000, 7, "")
+    assert (config.device, config.dtype, config.eager) == ("cpu", "bfloat16", True)
     partly = json.loads((tmp_path / "testbed-musique.json").read_text())
-    for name in ("prompt", "chunk"):
-        partly[name] = partly[name][:WINDOW]
-    for rows in partly["arms"].values():
-        for name in rows:
+    for rows in (partly, *partly["arms"].values()):
+        for name in rows.keys() & {"prompt", "chunk", "score", "linked", "computed"}:
             rows[name] = rows[name][:WINDOW]
     (tmp_path / "testbed-musique.json").write_text(json.dumps(partly))
     engine.batches.clear()
-    assert scored(engine, tmp_path) == whole
-    assert [len(batch) for batch in engine.batches] == [3 * WINDOW, 3]
+    for _ in range(2):  # What is complete starts no engine.
+        assert scored(engine, tmp_path, eager=True) == whole
+        assert [len(batch) for batch in engine.batches] == [3 * WINDOW, 3]
+    with pytest.raises(ConfigError, match="other settings"):
+        scored(engine, tmp_path, dtype="float32")
 
 
 def test_cases_come_one_after_another_and_leave_nothing_cached(
@@ -180,17 +184,11 @@ def test_cases_come_one_after_another_and_leave_nothing_cached(
 ) -> None:
     scored(engine, tmp_path, dataset=("musique", "needle"), rows=1)
     assert engine.calls == ["reset", "generate 3"] * 2
-    assert ScoredPart.read(tmp_path / "testbed-needle.json").rows == 1
-
-
-def test_what_is_complete_starts_no_engine(engine: Answers, tmp_path: Path) -> None:
-    for _ in range(2):
-        scored(engine, tmp_path, kv_blocks=2000, max_requests=7, eager=True)
-    [config] = engine.configs
-    assert (config.kv_blocks, config.max_requests, config.tiers) == (2000, 7, "")
-    assert (config.device, config.dtype, config.eager) == ("cpu", "bfloat16", True)
-    with pytest.raises(ConfigError, match="other settings"):
-        scored(engine, tmp_path, dtype="float32")
+    scored(engine, tmp_path, dataset=("needle", "hotpotqa"), drop=True, rows=1)
+    names = {path.name for path in tmp_path.iterdir()}
+    # Needle has no lead passages that could be left out.
+    parts = {"testbed-musique.json", "testbed-needle.json", "testbed-hotpotqa-drop.json"}
+    assert names == parts
 
 
 def test_the_first_rows_can_be_left_out(engine: Answers, tmp_path: Path) -> None:
@@ -200,13 +198,6 @@ def test_the_first_rows_can_be_left_out(engine: Answers, tmp_path: Path) -> None
     assert chunks == {(1000 + row,) * 16 for row in (8, 9)}
     with pytest.raises(ConfigError, match="`first` 10: fake has no row after that"):
         scored(engine, tmp_path, dataset=("fake",), rows=10, first=10)
-
-
-def test_data_sets_without_lead_passages_are_left_out_of_drop(
-    engine: Answers, tmp_path: Path
-) -> None:
-    scored(engine, tmp_path, dataset=("needle", "hotpotqa"), drop=True, rows=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["testbed-hotpotqa-drop.json"]
 
 
 def test_a_request_that_fails_or_links_more_than_its_plan_is_invalid(
@@ -306,29 +297,20 @@ def test_scores_that_are_close_enough_are_a_good_run(samsum: Answers, tmp_path: 
     assert (found["provenance"]["commit"], found["provenance"]["eager"]) == ("C", True)
 
 
-def test_scores_that_are_apart_are_written_and_invalid(samsum: Answers, tmp_path: Path) -> None:
+def test_scores_that_are_apart_are_written_and_invalid_if_the_card_has_as_many_rows(
+    samsum: Answers, tmp_path: Path
+) -> None:
     samsum.wrong = 7
     with pytest.raises(InvalidRun, match=r"card's differ: mepic on samsum: -0\.035$") as error:
         compared(tmp_path, "bfloat16")
     assert error.value.exit_code == 3
-    assert "0.965 / 1.000" in (tmp_path / "accuracy-bfloat16.md").read_text()
-
-
-def test_fewer_rows_than_the_cards_fill_the_page_and_are_not_held_to_it(
-    samsum: Answers, tmp_path: Path
-) -> None:
-    samsum.wrong = 3
+    page = tmp_path / "accuracy-bfloat16.md"
+    assert "0.965 / 1.000" in page.read_text()
     compared(tmp_path, "bfloat16", rows=3)
-    page = (tmp_path / "accuracy-bfloat16.md").read_text()
-    assert "| arm | samsum |" in page
-    assert "| full | 1.000 / 1.000 |" in page
-    assert "| mepic | 0.000 / 1.000 |" in page
-    assert "Largest difference: 1.000." in page
-    assert "3 synthetic rows of each set, greedy, bfloat16, eager; " in page
-    [config] = samsum.configs
-    assert (config.device, config.dtype, config.eager) == ("cpu", "bfloat16", True)
+    assert "| mepic | 0.000 / 1.000 |" in page.read_text()
+    config = samsum.configs[-1]
     # 36 tokens of prompt and 2 of reply are 3 blocks.
-    assert (config.context, config.kv_blocks) == (38, 600)
+    assert (config.context, config.kv_blocks, config.eager) == (38, 600, True)
 
 
 @pytest.mark.engine
@@ -350,3 +332,134 @@ def test_a_folder_without_scores_is_one_line(tmp_path: Path) -> None:
     assert result.exit_code == 2
     [line] = result.stderr.splitlines()
     assert line == f"picbench: {tmp_path}: no scores of algorithms (measure them first)"
+
+
+#: 16 tokens of text, two chunks of 32, a question of 8.
+PROMPT = PromptTokens(
+    [*range(100, 116)], [[*range(200, 232)], [*range(300, 332)]], [*range(400, 408)]
+)
+
+#: Pairs of the text's and the question's tokens.
+_TEXT_PAIRS = 16 * 17 // 2 + sum(range(81, 89))
+
+#: A model of which all operations are those of pairs: a billion each.
+PAIRS = {
+    "hidden_size": 0,
+    "head_dim": 1,
+    "num_attention_heads": 250_000_000,
+    "num_key_value_heads": 1,
+    "intermediate_size": 0,
+}
+
+
+def counted(arm: str, layers: int) -> list[tuple[object, ...]]:
+    found = count_layers({**PAIRS, "num_hidden_layers": layers}, PROMPT, arm)
+    return [tuple(layer.values()) for layer in found]
+
+
+@pytest.mark.parametrize(
+    ("arm", "tokens", "pairs"),
+    [
+        ("full", 88, 88 * 89 // 2),
+        ("naive", 24, _TEXT_PAIRS),
+        ("epic:k=16", 24 + 16, _TEXT_PAIRS + sum(range(49, 65))),
+    ],
+)
+def test_static_arms_compute_the_same_in_every_layer(arm: str, tokens: int, pairs: int) -> None:
+    assert counted(arm, 3) == [(tokens, tokens, pairs)] * 3
+
+
+def test_cacheblend_computes_all_tokens_first() -> None:
+    first, check, *later = counted("cacheblend:r=0.25", 4)
+    picked, pairs = 16, later[0][2]
+    assert isinstance(pairs, float)
+    assert later == [(24 + picked, 24 + picked, pairs)] * 2
+    assert first == (24 + picked + 88, 24 + picked + 88, pairs + 88 * 89 // 2)
+    assert check == (24 + picked + 88, 24 + picked, pairs)
+
+
+def test_operations_are_those_of_a_llama_layer() -> None:
+    config = {
+        "hidden_size": 8_000,
+        "head_dim": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+    }
+    [layer] = count_layers(config, PROMPT, "full")
+    of_token = 2 * 8_000 * (2 + 2) * 4 + 2 * 8_000 * (2 * 4 + 3 * 16)
+    assert layer["gigaoperations"] == round((88 * of_token + 88 * 89 // 2 * 32) / 1e9, 6)
+
+
+def mean(data: ExperimentData, label: str, arm: str, metric: str) -> float:
+    return fmean(data.values(label, arm, metric).values())
+
+
+def test_rows_are_repeats() -> None:
+    settings = RowSettings(dataset="musique", rows=2, arms=["full", "cacheblend:r=0.15"])
+    experiment = RowExperiment(varies="layer", cpu=settings)
+    data = measure_rows("epic", "layers", experiment, "abc", counted=True)
+    assert data.labels == [str(layer) for layer in range(1, 9)]
+    assert data.repeats == "rows"
+    assert data.seeds == [1, 2]
+    first, last = (mean(data, at, "cacheblend:r=0.15", "gigaoperations") for at in "18")
+    assert first > mean(data, "1", "full", "gigaoperations") > last
+
+
+VIEWS = RowSettings(dataset="musique", rows=2, arms=["full", "epic:k=16"], tokens=6)
+
+
+def test_shares_are_those_of_chunks_but_the_first() -> None:
+    attention = np.full((1, 1, 30), 0.01)
+    attention[0, 0, 5] = 1.0
+    attention[0, 0, 15] = 0.11
+    spans = [(5, 15), (15, 25)]
+    shares = [figures["share"] for figures in even_shares(attention, spans, 4)]
+    assert shares == pytest.approx([5.5, 0.5, 0.5, 0.5])
+    [layer] = even_shares(attention, spans, None)
+    assert layer == {"first_share": 5.5, "sinks_share": 1.75, "top_head_share": 1.75}
+
+
+def test_attention_is_seen_by_layer_and_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    from picbench.engines import oracle
+
+    calls: list[str] = []
+
+    class Looks:
+        """Attends to the first token of each chunk, unless chunks are text."""
+
+        def __init__(self, folder: object) -> None:
+            pass
+
+        def attention(self, segments: list[tuple[str, list[int]]], rule: object, asking: int):  # type: ignore[no-untyped-def]
+            calls.append(segments[1][0])
+            lengths = [len(tokens) for _, tokens in segments]
+            found = np.ones((3, 2, sum(lengths)))
+            if segments[1][0] == "chunk":
+                found[..., np.cumsum(lengths)[:-2]] = 5.0
+            return Tensor(found)
+
+    class Tensor:
+        """What has numbers."""
+
+        def __init__(self, found: np.ndarray) -> None:
+            self.numpy = lambda: found
+
+    monkeypatch.setattr(oracle, "Oracle", Looks)
+    sinks, places = (
+        measure_rows(
+            "epic", "views", RowExperiment(varies=by, by=by, cpu=VIEWS), "abc", counted=False
+        )
+        for by in ("layer", "token")
+    )
+    assert calls == ["text", "chunk"] * 4
+    assert sinks.labels == ["1", "2", "3"]
+    assert places.labels == ["1", "2", "3", "4", "5", "6"]
+    assert places.seeds == [1, 2]
+    assert mean(places, "1", "full", "share") == 1.0
+    first, second = (mean(places, label, "epic:k=16", "share") for label in "12")
+    assert first == pytest.approx(5 * second, rel=1e-3)
+    top = mean(sinks, "2", "epic:k=16", "top_head_share")
+    assert top == pytest.approx(sum((first, 3 * second)) / 4, rel=1e-3)
+    assert sinks.repeats == "rows"

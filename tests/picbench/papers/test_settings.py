@@ -66,9 +66,14 @@ def test_every_figure_has_its_experiment_on_both_devices(paper: str) -> None:
         # Attention is computed on the CPU, whatever serves the rest, and counts need no device.
         assert isinstance(experiment, RowExperiment) or experiment.cuda is not None
         assert name in (published.model_extra or {}) or figure.experiment in OURS
-    for load in settings.loads:
-        assert points(paper, load, "cpu")
-        assert points(paper, load, "cuda")
+    for device in ("cpu", "cuda"):
+        names = []
+        for load in settings.loads:
+            found = points(paper, load, device)
+            assert found
+            names += [point.name for point in found]
+        assert len(set(names)) == len(names)
+        assert all(Path(name).name == name for name in names)
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -113,25 +118,14 @@ def test_growth_is_judged_in_one_direction(paper: str, device: Device) -> None:
             assert len({number > base for number in at if number is not None}) <= 1, claim.claim
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_points_have_names_of_files(paper: str, device: Device) -> None:
-    settings = read_settings(paper)
-    names = [point.name for load in settings.loads for point in points(paper, load, device)]
-    assert len(set(names)) == len(names)
-    assert all(Path(name).name == name for name in names)
-
-
-def test_workloads_are_those_of_table_2() -> None:
-    published = read_published("mepic.json")
+def test_presets_are_the_workloads_of_both_tables() -> None:
     labels = {point.label for point in points("mepic", "workloads", "cpu")}
-    assert labels == set(published.figure("table2")["rows"])
-
-
-def test_presets_are_the_workloads_of_table_1() -> None:
+    assert labels == set(read_published("mepic.json").figure("table2")["rows"])
     assert set(presets()) == {"mepic-squad", "mepic-newsqa", "mepic-narrativeqa", "mepic-emrqa"}
     with pytest.raises(ConfigError, match="no such preset"):
         find_preset("mepic-squid")
+    with pytest.raises(ConfigError, match="no paper is called 'epik'"):
+        read_settings("epik")
 
 
 @pytest.mark.parametrize("label", ["squad", "newsqa", "narrativeqa", "emrqa"])
@@ -152,8 +146,3 @@ def test_workloads_are_as_long_and_as_reusable_as_the_papers(label: str, device:
     facts = measure(draw(config.traffic(), corpus))
     assert abs(facts.mean_tokens / paper["tokens"] - 1) * 100 < TOKENS
     assert abs(100 * facts.reuse - paper["reuse_pct"]) < REUSE
-
-
-def test_unknown_papers_and_files_are_named() -> None:
-    with pytest.raises(ConfigError, match="no paper is called 'epik'"):
-        read_settings("epik")
