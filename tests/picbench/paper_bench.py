@@ -1,8 +1,9 @@
 """Engines whose ledgers differ, for the tests of papers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from harness_fakes import FakeEngine, FakeServer, no_gpu
 
@@ -10,7 +11,6 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.request import Request, Result
 from picbench.run.session import Services
-from picbench.store.records import GroupResult
 
 POOL = 100
 
@@ -25,41 +25,20 @@ LEDGERS = {
 class LedgerEngine(FakeEngine):
     """Returns the ledger of its arm, or that of the arm whose requests it served last."""
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
-    ) -> list[Result]:
+    def generate(self, requests: Sequence[Request], **options: Any) -> list[Result]:
         self.algorithm = requests[0].algorithm or self.algorithm
-        return super().generate(requests, concurrency=concurrency, arrivals=arrivals)
+        known = {name: options.get(name) for name in ("concurrency", "arrivals")}
+        found = super().generate(requests, **known)
+        return [replace(one, counts=replace(one.counts, linked=0)) for one in found]
 
     @property
     def memory(self) -> Sequence[Snapshot]:
         [ledger] = (LEDGERS[arm] for arm in LEDGERS if self.algorithm.startswith(arm))
-        return [Snapshot(step, step / 2, POOL, _full(held)) for step, held in enumerate(ledger)]
-
-
-def _full(held: dict[str, float]) -> dict[str, float]:
-    return dict.fromkeys(KINDS, 0.0) | held | {"free": POOL - sum(held.values())}
-
-
-@dataclass
-class StoppedServer(FakeServer):
-    """Is interrupted by the user once all servers together have served so many runs."""
-
-    stops_at: int | None = None
-
-    def run(
-        self,
-        requests: Sequence[Request],
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
-    ) -> GroupResult:
-        if sum(self.order.count(name) for name in LEDGERS) == self.stops_at:
-            raise KeyboardInterrupt
-        return super().run(requests, concurrency, arrivals)
+        found = []
+        for step, held in enumerate(ledger):
+            kinds = dict.fromkeys(KINDS, 0.0) | held | {"free": POOL - sum(held.values())}
+            found.append(Snapshot(step, step / 2, POOL, kinds))
+        return found
 
 
 @dataclass
@@ -79,7 +58,11 @@ class Bench:
     def _launch(self, name: str, config: EngineConfig, log: Path) -> FakeServer:
         self.order.append(f"launch {name}")
         engine = LedgerEngine(name)
-        return StoppedServer(name, config, self.order, engine, self.dies_at, stops_at=self.stops_at)
+        return FakeServer(name, config, self.order, engine, self.dies_at, self._stop)
+
+    def _stop(self) -> None:
+        if sum(self.order.count(name) for name in LEDGERS) == self.stops_at:
+            raise KeyboardInterrupt
 
     @property
     def runs(self) -> int:

@@ -133,6 +133,54 @@ def test_complete_points_are_not_measured_again_also_where_their_runs_are_gone(
     assert again.order == []
 
 
+#: What papers have beside loads.
+OTHERS = """
+paper: A paper
+published: epic.json
+latencies:
+  cost:
+    varies: tokens
+    cpu: {model: testbed, arms: [mepic, full], repeats: 2, points: {"64": {chunks: 2, tokens: 32}}}
+layers:
+  layers: {varies: layer, cpu: {dataset: musique, rows: 2, arms: [full, naive]}}
+scores:
+  cpu: {models: [testbed], rows: 11, datasets: [musique]}
+figures:
+  fig6: {title: Figure 6, experiment: cost}
+  fig10: {title: Figure 10, experiment: layers}
+  table1: {title: Scores, experiment: scores}
+"""
+
+
+def test_prompts_rows_and_scores_go_on_where_they_were_stopped(
+    bench: Bench, settings_file: Path, output: Path
+) -> None:
+    settings_file.write_text(OTHERS)
+    dry = reproduce(bench, settings_file, output, "--dry-run").stdout
+    assert [left in dry for left in ("1 of 1 points", "2 of 2 rows", "11 of 11 rows")] == [True] * 3
+    result = reproduce(bench, settings_file, output, "--commit", "abc")
+    assert "cost: 64, round 2: done" in result.stderr
+    cost, layers = (output / "data" / f"cpu-{name}.json" for name in ("cost", "layers"))
+    kept = cost.read_bytes()
+    points = json.loads(kept)["points"]
+    assert [(point["seed"], set(point["arms"])) for point in points] == [
+        (repeat, {"mepic", "full"}) for repeat in (1, 2)
+    ]
+    assert points[0]["facts"] == {"chunks": 2, "chunk_tokens": 32, "mean_tokens": 112}
+    assert len(json.loads((output / "scores" / "testbed-musique.json").read_bytes())["chunk"]) == 11
+    (output / "points" / "cpu-cost-64-seed2.json").unlink()
+    layers.unlink()
+    again = Bench()
+    result = reproduce(again, settings_file, output, "--commit", "abc")
+    assert "cost: 64, round 1" not in result.stderr
+    assert cost.read_bytes() == kept
+    assert layers.exists()
+    assert [call for call in again.order if call.startswith("launch")] == [
+        "launch picbench",
+        "launch stock",
+    ]
+
+
 def test_nothing_is_begun_that_would_end_too_late(
     bench: Bench, settings_file: Path, output: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from harness_fakes import Harness, make_sample
 
@@ -432,19 +433,15 @@ def test_attention_is_seen_by_layer_and_by_token(monkeypatch: pytest.MonkeyPatch
         def __init__(self, folder: object) -> None:
             pass
 
-        def attention(self, segments: list[tuple[str, list[int]]], rule: object, asking: int):  # type: ignore[no-untyped-def]
+        def attention(
+            self, segments: list[tuple[str, list[int]]], rule: object, asking: int
+        ) -> torch.Tensor:
             calls.append(segments[1][0])
             lengths = [len(tokens) for _, tokens in segments]
             found = np.ones((3, 2, sum(lengths)))
             if segments[1][0] == "chunk":
                 found[..., np.cumsum(lengths)[:-2]] = 5.0
-            return Tensor(found)
-
-    class Tensor:
-        """What has numbers."""
-
-        def __init__(self, found: np.ndarray) -> None:
-            self.numpy = lambda: found
+            return torch.from_numpy(found)
 
     monkeypatch.setattr(oracle, "Oracle", Looks)
     sinks, places = (
