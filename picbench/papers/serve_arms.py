@@ -86,9 +86,11 @@ def load_case(case: Case, arms: Sequence[str], rows: int, **reading: Any) -> Wor
     return replace(found, samples=found.samples[case.first :])
 
 
-def engine_config(settings: ServeScores | ServeAlone, workload: Workload) -> EngineConfig:
+def engine_config(
+    settings: ServeScores | ServeAlone, workload: Workload, longest: int | None = None
+) -> EngineConfig:
     """An engine for all arms: pads and documents may take as many positions as the model has."""
-    positions, longest = workload.model.context, getattr(settings, "longest", None)
+    positions = workload.model.context
     if longest is not None:
         positions = min(positions or 2 * longest, 2 * longest)
     chosen = settings.model_dump(include={"device", "dtype", "eager", "kv_blocks", "max_requests"})
@@ -171,12 +173,12 @@ def plan_scores(settings: ServeSettings) -> runner.ExperimentPlan:
     Raises ConfigError for parts of other settings.
     """
     arms = arm_scores.arms_of(settings.model, drop=settings.drop, only=settings.algo)
-    cells = []
+    cells, known = [], _facts(settings)
     for rank, case in enumerate(settings.cases):
         data = {"data": settings.data[case.dataset]} if case.dataset in settings.data else {}
         reading = {"model": settings.model, "context": settings.longest}
         load = load_case(case, arms, settings.rows, **reading, **data)
-        facts = _facts(settings)
+        facts = dict(known)
         if not load.synthetic:  # Which rows these are.
             origin = load.origin
             facts["rows"] = f"{origin.repository}@{origin.revision[:12]}" if origin else "files"
@@ -190,7 +192,9 @@ def plan_scores(settings: ServeSettings) -> runner.ExperimentPlan:
         if windows := -(-(part.wanted - part.rows) // WINDOW):
             about = ScoredRows(name=case.name, part=part, load=load, settings=settings)
             cells.append(replace(about, rank=rank, most=windows))
-    engines = {"picbench": engine_config(settings, cells[0].load)} if cells else {}
+    engines = (
+        {"picbench": engine_config(settings, cells[0].load, settings.longest)} if cells else {}
+    )
     most = max((cell.most or 0 for cell in cells), default=0)
     return runner.ExperimentPlan(
         name="scores", facts={}, engines=engines, cells=cells, rounds=most, few=most

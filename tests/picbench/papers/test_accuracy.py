@@ -80,7 +80,7 @@ def test_prompts_of_every_architecture_fit_its_engine(name: str) -> None:
     assert [s.truncated for s in load.samples] == [True, True]
     assert {s.prompt_tokens + s.max_tokens for s in load.samples} <= {1023, 1024}
     assert all(chunk.before for chunk in load.samples[0].chunks[1:])
-    config = serve_arms.engine_config(serving, load)
+    config = serve_arms.engine_config(serving, load, serving.longest)
     assert (config.context, config.dtype, config.device) == (2048, "float32", "cpu")
     assert Path(config.model) == Path(name).resolve()
     assert case.name == f"{name.replace('/', '--')}-needle"
