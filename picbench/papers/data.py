@@ -89,7 +89,7 @@ class StoredPoint:
         return [one for _, one in found]
 
     def write(self, path: Path) -> None:
-        """Write a file that `find` reads."""
+        """Write a file that `read` reads."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asdict(self), indent=None)
 

@@ -10,10 +10,8 @@ from typing import Any, Self
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from harness_fakes import Harness, make_sample
 
-from picbench.cli import main
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
@@ -325,14 +323,6 @@ def test_a_real_engine_is_scored_on_a_real_row(
     assert (full["rows"], full["engine"], full["card"]) == (1, pytest.approx(1.0), 1.0)
     assert all(result["card"] < 1.0 for result in others)
     assert found["provenance"]["driver"] == "none"
-
-
-def test_a_folder_without_scores_is_one_line(tmp_path: Path) -> None:
-    command = ["measure", "algorithms", "page", "--parts", str(tmp_path)]
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == 2
-    [line] = result.stderr.splitlines()
-    assert line == f"picbench: {tmp_path}: no scores of algorithms (measure them first)"
 
 
 #: 16 tokens of text, two chunks of 32, a question of 8.
