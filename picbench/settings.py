@@ -1,4 +1,4 @@
-"""Settings, each declared once: `picbench run`, and what settings of other commands are made of.
+"""Settings, each declared once: those of `run`, `compare`, `traffic` and `warm`.
 
 A field of a settings model has its default, its bounds and its description here; the command line
 makes its flags of them (`picbench.cli.options.options_of`), sweeps take their keys from them, and
@@ -293,3 +293,112 @@ def parse_settings(kind: type[Config], values: Mapping[str, Any], command: str) 
             f"`{first.path[0]}` {first.value!r}: {first.message}",
             hint=f"see {command} `help`",
         ) from error
+
+
+class ComparisonSettings(SettingsModel):
+    """What to compare, and what to put up with; each field is an option of `picbench compare`."""
+
+    arms: Pair | None = setting(
+        None,
+        "Compare this arm of the first run with that arm of the second.",
+        metavar="BEFORE,AFTER",
+        shown="each arm with the arm of the same name; in one run, full with each other arm",
+    )
+    margin: float | None = setting(
+        None,
+        "The acceptable loss of score, from 0 to 1: say whether the loss is smaller, with 95 % "
+        "confidence, and how many samples would decide it.",
+        metavar="LOSS",
+        gt=0,
+        le=1,
+    )
+    allow_mismatch: bool = setting(
+        False,
+        "Compare runs of different settings or requests anyway, and say so in the output.",
+    )
+    seed: int = setting(0, "For resampling.")
+
+
+class TrafficConfig(SettingsModel):
+    """The settings of a request file; each field is an option of `picbench traffic`."""
+
+    requests: int = setting(100, "Number of requests.", metavar="N")
+    seed: int = setting(0, "For everything drawn.")
+    dataset: str = setting(
+        "musique",
+        "Passages and questions of a data set, or synthetic: random tokens, for memory and time.",
+        metavar="NAME",
+    )
+    data: str = setting(
+        "bundled", "Rows of the data set.", metavar="bundled|DIR|FILE|hf:OWNER/NAME"
+    )
+    columns: str | None = setting(None, "As in picbench run.", metavar="NAME|FIELD=COLUMN,...")
+    model: str = setting("testbed", "The model whose tokenizer makes the ids.", metavar="NAME")
+    pool: int = setting(64, "Distinct chunks that requests share.", metavar="N")
+    join: int = setting(1, "Least number of passages in a chunk.", metavar="N")
+    chunk_tokens: int = setting(0, "Least number of tokens in a chunk.", metavar="N")
+    passages: int = setting(8, "Passages of a generated context.", metavar="N")
+    questions: int = setting(6, "Questions about a generated context.", metavar="N")
+    chunks: str | None = setting(
+        None,
+        "Chunks of a request: those it asks about, and others. Without it, only the former.",
+        metavar="N|LOW-HIGH",
+    )
+    zipf: float = setting(0.0, "Popularity of rank r is r^-A; 0: uniform.", metavar="A")
+    cached: float | None = setting(
+        None,
+        "EPIC's context-cache ratio: this share of chunk tokens is in the cache before the run, "
+        "the rest belong to one request only.",
+        metavar="SHARE",
+    )
+    users: int | None = setting(None, "Users who each repeat one request.", metavar="N")
+    rate: float | None = setting(
+        None, "Arrivals per second; without it, a closed loop.", metavar="R"
+    )
+    arrivals: Literal["poisson", "uniform"] = setting(
+        "poisson", "Gaps at --rate: random, or all the same."
+    )
+    max_tokens: int | None = setting(
+        None, "Output tokens per request.", metavar="N", shown="the data set's", ge=1
+    )
+    trace: str | None = setting(
+        None,
+        "Replay real requests instead: the folder data of RAGPulse, with --requests, --speed, "
+        "--longest, --max-tokens and --seed. Its passages and sessions are real, its text is "
+        "random tokens.",
+        metavar="DIR",
+    )
+    speed: float = setting(1.0, "Replay the arrivals of a trace F times as fast.", metavar="F")
+    longest: int | None = setting(
+        None, "Leave out requests of a trace with more tokens of prompt and reply.", metavar="N"
+    )
+
+
+class WarmConfig(SettingsModel):
+    """What chunks are compiled into; each field is an option of `picbench warm`."""
+
+    chunks: str = setting(
+        ...,
+        'Chunks, one per line: {"text": "..."} or {"tokens": [1, 2, ...]}; for context=document '
+        'with their documents: {"text": "...", "document": "..."}.',
+        metavar="FILE",
+    )
+    tiers: str = setting(
+        ...,
+        "Where to put them; name a tier that other engines reach (disk, redis, ...).",
+        metavar="KIND[:PLACE]:SIZE,...",
+    )
+    algo: str = setting(
+        "mepic",
+        "The algorithm that will use them: how chunks are padded and what precedes them.",
+        metavar="NAME[:OPTION=VALUE...]",
+    )
+    prefix: str | None = setting(
+        None, "The text in front of chunks, for anchored=on.", metavar="TEXT"
+    )
+    model: str = setting(
+        "testbed",
+        "As for picbench run; other weights never find these chunks.",
+        metavar="testbed|PATH|ID|shape:NAME",
+    )
+    salt: str | None = setting(None, "Whose requests may use the chunks.", metavar="TENANT")

@@ -19,7 +19,7 @@ _RUNS = click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.command(cls=GuardedCommand)
 @click.argument("before", metavar="RUN")
 @click.argument("after", metavar="[RUN]", required=False)
-@options_of("picbench.compare.comparison:ComparisonSettings")
+@options_of("picbench.settings:ComparisonSettings")
 @style_of("text", "json", "markdown", "github", help="github: Markdown in the summary of the step.")
 def compare(*, before: str, after: str | None, style: str, **given: Any) -> int:
     """Compare two run directories, or two arms of one, sample by sample.
@@ -28,12 +28,8 @@ def compare(*, before: str, after: str | None, style: str, **given: Any) -> int:
     are not independent, and a p value adjusted for all tests made; counts exactly. Runs of other
     requests or settings are refused, with the fields that differ (exit 3).
     """
-    from picbench.compare.comparison import (
-        FORMATS,
-        ComparisonSettings,
-        compare_own_arms,
-        compare_runs,
-    )
+    from picbench.compare.comparison import FORMATS, compare_own_arms, compare_runs
+    from picbench.settings import ComparisonSettings
     from picbench.store.provenance import write_step_summary
     from picbench.store.reader import read_run
 

@@ -215,7 +215,7 @@ def _status(path: Path, code: int) -> str | None:
 
 
 @click.command(cls=GuardedCommand)
-@options_of("picbench.run.traffic_file:WarmConfig")
+@options_of("picbench.settings:WarmConfig")
 @DTYPE
 def warm(*, dtype: str, **flags: Any) -> int:
     """Compile chunks and store their KV in tiers.
@@ -223,7 +223,8 @@ def warm(*, dtype: str, **flags: Any) -> int:
     Engines that serve the same weights with the same tiers then load these chunks instead of
     compiling them. Exits with 4 if a chunk was not stored.
     """
-    from picbench.run.traffic_file import WarmConfig, warm_tiers
+    from picbench.run.traffic_file import warm_tiers
+    from picbench.settings import WarmConfig
 
     return warm_tiers(WarmConfig(**flags), dtype, sys.stdout)
 
@@ -245,7 +246,7 @@ def warm(*, dtype: str, **flags: Any) -> int:
     "Flags on the command line take precedence.",
 )
 @options_of(
-    "picbench.run.traffic_file:TrafficConfig",
+    "picbench.settings:TrafficConfig",
     bounds=False,
     unset=True,
     seed={"default": 0, "show_default": True},

@@ -31,6 +31,10 @@ RATES = tuple(m.name for m in metrics_paired(Pairing.WHOLE))
 _HASH = 16
 
 
+#: A value a request, by name; None where an arm does not have it.
+Columns = dict[str, list[Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredArm:
     """The answered requests of one arm, a value a request in every column.
@@ -78,7 +82,7 @@ class MeasuredArm:
         taken: dict[str, Any] = {"times": {}, "counters": {}}
         for name, column in self._columns():
             group, _, key = name.partition(".")
-            values = tuple(column[row] for row in rows)
+            values = tuple(map(column.__getitem__, rows))
             taken |= {group: {**taken[group], key: values} if key else values}
         return replace(self, **taken)
 
@@ -118,7 +122,7 @@ def arm_of(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> 
     failed = {(row.sample, row.repeat) for row in rows if row.error is not None}
     failed -= {(row.sample, row.repeat) for row in answered}  # Those that went well when repeated.
     totals = {t: METRICS[t].value(summary) for t in (*TOTALS, *RATES)} if summary else {}
-    counts = {c: [of_row(row) for row in answered] for c, of_row in COUNTERS.items()}
+    counts: Columns = {c: [of_row(row) for row in answered] for c, of_row in COUNTERS.items()}
     return MeasuredArm(
         name=name,
         samples=tuple(samples),
@@ -132,9 +136,7 @@ def arm_of(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> 
         times={t: tuple(getattr(r, t) if r.timed else None for r in answered) for t in TIMES},
         # A remote server does not give all counts.
         counters={
-            name: tuple(int(count) for count in column if count is not None)
-            for name, column in counts.items()
-            if None not in column
+            name: tuple(map(int, column)) for name, column in counts.items() if None not in column
         },
         totals={t: v for t, v in totals.items() if v is not None} | {"failed": len(failed)},
     )
@@ -379,9 +381,9 @@ def _batches(numbers: Sequence[int]) -> list[int]:
 
 def quantile_of(arm: MeasuredArm, time: str, q: float) -> Quantile:
     """A quantile of a time over all answered requests, with its interval."""
-    columns = zip(arm.times[time], arm.places, arm.repeats, strict=True)
-    known = [(time, place, repeat) for time, place, repeat in columns if time is not None]
-    times, places, repeats = zip(*known, strict=True) if known else ((), (), ())
+    known = [value is not None for value in arm.times[time]]
+    times = [value for value in arm.times[time] if value is not None]
+    places, repeats = (tuple(compress(column, known)) for column in (arm.places, arm.repeats))
     return quantile(times, q, places, repeats)
 
 

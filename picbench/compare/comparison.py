@@ -16,7 +16,7 @@ from picbench.compare.arm import (
     measured_arms,
 )
 from picbench.errors import ConfigError, IncomparableRuns, closest
-from picbench.settings import Pair, SettingsModel, setting
+from picbench.settings import ComparisonSettings
 from picbench.statistics.intervals import FEW, Interval, Quantile
 from picbench.statistics.significance import Loss, holm
 from picbench.store.reader import Run
@@ -119,30 +119,6 @@ def check_comparable(
             hint=hint,
         )
     return found
-
-
-class ComparisonSettings(SettingsModel):
-    """What to compare, and what to put up with; each field is an option of `picbench compare`."""
-
-    arms: Pair | None = setting(
-        None,
-        "Compare this arm of the first run with that arm of the second.",
-        metavar="BEFORE,AFTER",
-        shown="each arm with the arm of the same name; in one run, full with each other arm",
-    )
-    margin: float | None = setting(
-        None,
-        "The acceptable loss of score, from 0 to 1: say whether the loss is smaller, with 95 % "
-        "confidence, and how many samples would decide it.",
-        metavar="LOSS",
-        gt=0,
-        le=1,
-    )
-    allow_mismatch: bool = setting(
-        False,
-        "Compare runs of different settings or requests anyway, and say so in the output.",
-    )
-    seed: int = setting(0, "For resampling.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,8 @@ def check_run(run: Run, baseline: Baseline, name: str) -> GateResult:
         notes.append(f"Not checked, as the baseline has no such arm: {', '.join(more)}.")
     notes += [f"times cannot be judged on different hardware: {field}" for field in hardware]
     if baseline.runs == 1 and limits.times and not hardware:
-        notes.append("The baseline is from one run, so that drift between runs is unknown.")
+        one_run = "The baseline is from one run, so that drift between runs is unknown"
+        notes.append(f"{one_run}: save several.")
         if saved.workload.get("workload.arrivals") is not None:
             notes.append("Arms of an open loop do not take turns: without `repeats` they drift.")
     kept = baseline.arms.values()

@@ -20,7 +20,7 @@ from picbench.run import runner
 from picbench.run.measurements import LoadReport
 from picbench.run.runner import Cell, RoundsRecord, ServedArm, random_text
 from picbench.run.schedule import to_request
-from picbench.run.traffic_file import parse_traffic
+from picbench.run.traffic_file import parse_traffic, source_of, traffic_of
 from picbench.tables.page import WHERE, Columns, by_round, first_lines, mean_ratio, page, spreads
 from picbench.tables.table import NOTHING, table
 from picbench.workloads import models
@@ -170,8 +170,8 @@ def stream_of(settings: LoadReport) -> Stream:
     if settings.device == "cpu":
         asked = {"chunk_tokens": 20, "chunks": "8", "pool": 24, "requests": 6}
     config = parse_traffic({"dataset": "2wikimqa", "max_tokens": 16, "rate": 500.0, **asked})
-    found, traffic = models.resolve(settings.served), config.traffic()
-    source = build(config.source(found), models.load_tokenizer(found), traffic.seed)
+    found, traffic = models.resolve(settings.served), traffic_of(config)
+    source = build(source_of(config, found), models.load_tokenizer(found), traffic.seed)
     drawn = draw(traffic, source)
     return tuple(map(to_request, drawn.samples)), drawn.arrivals
 

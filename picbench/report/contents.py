@@ -10,7 +10,6 @@ import numpy as np
 from picbench.compare import arm as columns
 from picbench.compare.arm import ArmComparison, MeasuredArm, MetricChange
 from picbench.compare.comparison import (
-    ComparisonSettings,
     RunComparison,
     adjusted,
     compare_in_run,
@@ -19,6 +18,7 @@ from picbench.compare.comparison import (
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.run.result import delay_lines
+from picbench.settings import ComparisonSettings
 from picbench.statistics import intervals
 from picbench.statistics.significance import Loss, loss_bounds, unseen_share
 from picbench.store.reader import Run, check_rows

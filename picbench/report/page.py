@@ -12,12 +12,13 @@ from xml.etree import ElementTree
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from picbench.compare.comparison import ComparisonSettings, compare_runs
+from picbench.compare.comparison import compare_runs
 from picbench.engines.config import BLOCK_SIZE
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.files import write_whole
 from picbench.report import sections as parts
 from picbench.report.contents import RunContents, cautions, headline, read_contents
+from picbench.settings import ComparisonSettings
 from picbench.store.reader import Run, read_run
 from picbench.store.summary import BASELINE
 from picbench.store.writer import FINAL

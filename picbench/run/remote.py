@@ -214,7 +214,10 @@ def parse_endpoints(values: Iterable[str], taken: Collection[str]) -> dict[str, 
                 f"`arm` {name}: the name is that of another arm or of an algorithm",
                 hint="choose another name",
             )
-        parts = dict(part.partition("=")[::2] for part in f"url={rest}".split(","))
+        given = [part.partition("=")[::2] for part in f"url={rest}".split(",")]
+        parts = dict(given)
+        if len(parts) < len(given):
+            raise ConfigError(f"`arm` {name}: an option is given twice", hint=form)
         try:
             found[name] = pydantic.TypeAdapter(Endpoint).validate_python(parts)
         except pydantic.ValidationError as error:

@@ -138,14 +138,10 @@ def _apply(measure: Measure, name: str, engine: Engine) -> Mapping[str, float]:
 
 
 class TimeBudget:
-    """Seconds that may be spent (0: no limit), against what work is expected to take.
-
-    Expectations are corrected by how long earlier work took. `clock` gives seconds.
-    """
+    """Seconds that may be spent (0: no limit); `clock` gives seconds."""
 
     def __init__(self, seconds: float = 0.0, clock: Callable[[], float] = monotonic) -> None:
         self._seconds, self._clock, self._began = seconds, clock, clock()
-        self._expected = self._took = 0.0
         self.stopped = False
 
     @property
@@ -159,14 +155,8 @@ class TimeBudget:
 
     def allows(self, expected: float, start: float = 0.0) -> bool:
         """Whether work may begin, after engines have started; after a refusal nothing may."""
-        factor = self._took / self._expected if self._expected else 1.0
-        self.stopped |= not self.fits(start + expected * min(5.0, max(0.2, factor)))
+        self.stopped |= not self.fits(start + expected)
         return not self.stopped
-
-    def note(self, expected: float, took: float) -> None:
-        """Correct expectations."""
-        self._expected += expected
-        self._took += took
 
 
 #: Figures of rounds by arm and name.

@@ -1,11 +1,11 @@
-"""The settings of `picbench traffic`, and the request file that it writes."""
+"""The request file that `picbench traffic` writes, and the chunks that `picbench warm` stores."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TextIO
+from typing import Annotated, Any, Self, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from rich.table import Table
@@ -14,7 +14,7 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
 from picbench.errors import ConfigError, DataError, EngineError, first_refusal
 from picbench.run.workload import reply_tokens
-from picbench.settings import SettingsModel, parse_settings, setting
+from picbench.settings import TrafficConfig, WarmConfig, parse_settings
 from picbench.store.provenance import quiet_engine
 from picbench.tables.table import PipedConsole
 from picbench.workloads import models
@@ -29,84 +29,49 @@ from picbench.workloads.traffic.settings import Traffic
 from picbench.workloads.traffic.traffic_facts import TrafficFacts, measure
 
 
-class TrafficConfig(SettingsModel):
-    """The settings of a request file; each field is an option of `picbench traffic`."""
+def replay_of(config: TrafficConfig) -> TraceReplay:
+    """What is taken of a trace. Raises ConfigError for settings of other traffic."""
+    known = {"trace", *(field.name for field in fields(TraceReplay)), "model"}
+    if others := sorted(config.model_fields_set - known):
+        raise ConfigError(
+            f"`trace` and `{others[0]}`: requests of a trace are as they were",
+            hint=f"with a trace: {', '.join(f'`{name}`' for name in sorted(known))}",
+        )
+    return TraceReplay(**_given(config, TraceReplay))
 
-    requests: int = setting(100, "Number of requests.", metavar="N")
-    seed: int = setting(0, "For everything drawn.")
-    dataset: str = setting("musique", "A data set, or synthetic: random tokens.", metavar="NAME")
-    data: str = setting("bundled", "Its rows.", metavar="bundled|DIR|FILE|hf:OWNER/NAME")
-    columns: str | None = setting(None, "As in picbench run.", metavar="NAME|FIELD=COLUMN,...")
-    model: str = setting("testbed", "The model whose tokenizer makes the ids.", metavar="NAME")
-    pool: int = setting(64, "Distinct chunks that requests share.", metavar="N")
-    join: int = setting(1, "Least number of passages in a chunk.", metavar="N")
-    chunk_tokens: int = setting(0, "Least number of tokens in a chunk.", metavar="N")
-    passages: int = setting(8, "Passages of a generated context.", metavar="N")
-    questions: int = setting(6, "Questions about a generated context.", metavar="N")
-    chunks: str | None = setting(
-        None,
-        "Chunks of a request: those it asks about, and others. Without it, only the former.",
-        metavar="N|LOW-HIGH",
-    )
-    zipf: float = setting(0.0, "Popularity of rank r is r^-A; 0: uniform.", metavar="A")
-    cached: float | None = setting(
-        None,
-        "EPIC's context-cache ratio: this share of chunk tokens is in the cache before the run, "
-        "the rest belong to one request only.",
-        metavar="SHARE",
-    )
-    users: int | None = setting(None, "Users who each repeat one request.", metavar="N")
-    rate: float | None = setting(None, "Arrivals a second; none: a closed loop.", metavar="R")
-    arrivals: Literal["poisson", "uniform"] = setting("poisson", "Gaps: random, or all the same.")
-    max_tokens: int | None = setting(
-        None, "Output tokens per request.", metavar="N", shown="the data set's", ge=1
-    )
-    trace: str | None = setting(
-        None,
-        "Replay real requests instead: the folder data of RAGPulse, whose text is random tokens.",
-        metavar="DIR",
-    )
-    speed: float = setting(1.0, "Replay the arrivals of a trace F times as fast.", metavar="F")
-    longest: int | None = setting(None, "Leave out a trace's longer requests.", metavar="N")
 
-    def replay(self) -> TraceReplay:
-        """What is taken of a trace. Raises ConfigError for settings of other traffic."""
-        known = {"trace", *(field.name for field in fields(TraceReplay)), "model"}
-        if others := sorted(self.model_fields_set - known):
-            raise ConfigError(
-                f"`trace` and `{others[0]}`: requests of a trace are as they were",
-                hint=f"with a trace: {', '.join(f'`{name}`' for name in sorted(known))}",
-            )
-        return TraceReplay(**self._given(TraceReplay))
+def source_of(config: TrafficConfig, model: models.ModelSpec) -> ChunkSource:
+    """Where chunks and questions come from; the length of replies may be the model's."""
+    tokens = config.max_tokens or reply_tokens(config.dataset, model)
+    return ChunkSource(**_given(config, ChunkSource) | {"max_tokens": tokens})
 
-    def source(self, model: models.ModelSpec) -> ChunkSource:
-        """Where chunks and questions come from; the length of replies may be the model's."""
-        tokens = self.max_tokens or reply_tokens(self.dataset, model)
-        return ChunkSource(**self._given(ChunkSource) | {"max_tokens": tokens})
 
-    def traffic(self) -> Traffic:
-        """How requests are drawn. Raises ConfigError for settings that others make meaningless."""
-        given, asked = self.model_fields_set, "1" if self.chunks is None else self.chunks
-        span = re.fullmatch(r"(\d+)(?:-(\d+))?", asked)
-        unpaced = self.rate is None and "arrivals" in given
-        random = f"`data` {self.data}: {SYNTHETIC} has random tokens"
-        generated = f"`columns` {self.columns}: generated rows have no other fields"
-        for wrong, what, hint in (
-            ("speed" in given, "`speed` is for traces", "name one with `trace`"),
-            ("longest" in given, "`longest` is for traces", "name one with `trace`"),
-            (unpaced, "`arrivals`: there is no rate", "give a `rate`"),
-            (self.dataset == SYNTHETIC and self.data != BUNDLED, random, "name a `dataset`"),
-            (self.columns is not None and self.data == BUNDLED, generated, "name rows with `data`"),
-            (span is None, f"`chunks` {asked!r} is no number of chunks", "write 8 or 4-12"),
-        ):
-            if wrong:
-                raise ConfigError(what, hint=hint)
-        chunks = (int(span[1]), int(span[2] or span[1])) if span and self.chunks else None
-        return Traffic(**self._given(Traffic) | {"chunks": chunks, "process": self.arrivals})
+def traffic_of(config: TrafficConfig) -> Traffic:
+    """How requests are drawn. Raises ConfigError for settings that others make meaningless."""
+    given, asked = config.model_fields_set, "1" if config.chunks is None else config.chunks
+    span = re.fullmatch(r"(\d+)(?:-(\d+))?", asked)
+    unpaced = config.rate is None and "arrivals" in given
+    random = f"`data` {config.data}: {SYNTHETIC} has random tokens"
+    generated = f"`columns` {config.columns}: generated rows have no other fields"
+    for wrong, what, hint in (
+        ("speed" in given, "`speed` is for traces", "name one with `trace`"),
+        ("longest" in given, "`longest` is for traces", "name one with `trace`"),
+        (unpaced, "`arrivals`: there is no rate", "give a `rate`"),
+        (config.dataset == SYNTHETIC and config.data != BUNDLED, random, "name a `dataset`"),
+        (config.columns is not None and config.data == BUNDLED, generated, "name rows with `data`"),
+        (span is None, f"`chunks` {asked!r} is no number of chunks", "write 8 or 4-12"),
+    ):
+        if wrong:
+            raise ConfigError(what, hint=hint)
+    chunks = (int(span[1]), int(span[2] or span[1])) if span and config.chunks else None
+    return Traffic(**_given(config, Traffic) | {"chunks": chunks, "process": config.arrivals})
 
-    def _given(self, kind: type[TraceReplay | ChunkSource | Traffic]) -> dict[str, Any]:
-        """The settings that are fields of a class."""
-        return self.model_dump(include={field.name for field in fields(kind)})
+
+def _given(
+    config: TrafficConfig, kind: type[TraceReplay | ChunkSource | Traffic]
+) -> dict[str, Any]:
+    """The settings that are fields of a class."""
+    return config.model_dump(include={field.name for field in fields(kind)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +102,13 @@ class TrafficWriter:
         """
         dataset, synthetic, left_out = SYNTHETIC, True, 0
         if config.trace is not None:
-            replay = config.replay()
+            replay = replay_of(config)
             found = read_trace(Path(config.trace), replay, plain_ids(self._load(model)))
             stream, left_out = found.stream, found.left_out
             trace = {"format": "RAGPulse", "sha256": found.sha256, "left_out": left_out}
             settings: dict[str, object] = {"trace": trace, "replay": asdict(replay)}
         else:
-            traffic, source = config.traffic(), config.source(model)
+            traffic, source = traffic_of(config), source_of(config, model)
             dataset, synthetic = source.dataset, source.synthetic
             # Only random tokens differ between seeds.
             seed = traffic.seed if dataset == SYNTHETIC else 0
@@ -153,28 +118,6 @@ class TrafficWriter:
             dataset=dataset, synthetic=synthetic, settings={"model": model.name, **settings}
         )
         return Written(write_requests(path, header, stream), measure(stream), left_out)
-
-
-class WarmConfig(SettingsModel):
-    """What chunks are compiled into; each field is an option of `picbench warm`."""
-
-    chunks: str = setting(
-        ...,
-        'Chunks, one per line: {"text": "..."} or {"tokens": [1, 2, ...]}; for context=document '
-        'with their documents: {"text": "...", "document": "..."}.',
-        metavar="FILE",
-    )
-    tiers: str = setting(
-        ..., "Where to put them: tiers that other engines reach.", metavar="KIND[:PLACE]:SIZE,..."
-    )
-    algo: str = setting("mepic", "What will use them.", metavar="NAME[:OPTION=VALUE...]")
-    prefix: str | None = setting(None, "Text before chunks, for anchored=on.", metavar="TEXT")
-    model: str = setting(
-        "testbed",
-        "As for picbench run; other weights never find these chunks.",
-        metavar="testbed|PATH|ID|shape:NAME",
-    )
-    salt: str | None = setting(None, "Whose requests may use the chunks.", metavar="TENANT")
 
 
 class _Line(BaseModel):

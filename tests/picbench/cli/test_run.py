@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import click
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner, Result
@@ -628,6 +629,19 @@ def test_no_arguments_is_a_usage_error() -> None:
     result = invoke(None)
     assert result.exit_code == 2
     assert "Usage:" in result.stderr
+
+
+@pytest.mark.parametrize("command", sorted(main.list_commands(click.Context(main))))
+def test_help_of_a_command_imports_nothing_that_computes(command: str) -> None:
+    code = (
+        "import sys; from picbench.cli import main\n"
+        f"try: main([{command!r}, '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'vllm', 'numpy', 'scipy', 'pandas', 'transformers', 'matplotlib'}\n"
+        "print('HEAVY', sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["list", "algorithms"], ["list", "models"]])

@@ -20,7 +20,14 @@ from picbench.papers.settings import (
     read_settings,
 )
 from picbench.run.arm import parse_arms
-from picbench.run.traffic_file import TrafficConfig, TrafficWriter, Written, parse_traffic
+from picbench.run.traffic_file import (
+    TrafficWriter,
+    Written,
+    parse_traffic,
+    source_of,
+    traffic_of,
+)
+from picbench.settings import TrafficConfig
 from picbench.workloads import models
 from picbench.workloads.traffic.chunk_source import build
 from picbench.workloads.traffic.draw import draw
@@ -127,7 +134,7 @@ def test_workloads_are_as_long_and_as_reusable_as_the_papers(label: str, device:
         served = next(one for one in found if one.label == label)
         model = models.resolve(served.settings["model"])
         config = drawn.traffic[served.name]
-    corpus = build(config.source(model), models.load_tokenizer(model), 1)
-    facts = measure(draw(config.traffic(), corpus))
+    corpus = build(source_of(config, model), models.load_tokenizer(model), 1)
+    facts = measure(draw(traffic_of(config), corpus))
     assert abs(facts.mean_tokens / paper["tokens"] - 1) * 100 < TOKENS
     assert abs(100 * facts.reuse - paper["reuse_pct"]) < REUSE

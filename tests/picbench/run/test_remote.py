@@ -251,7 +251,7 @@ def test_a_server_has_a_name_an_address_and_options() -> None:
 NAMES = ["http://h/v1", "other=http://i/v1", "=http://h/v1", "a/b=http://h/v1"]
 NAMES += ["full=http://h/v1", "ours=http://h/v1"]
 ADDRESSES = ["h:80/v1", "http://", "http://h:port/v1"]
-OPTIONS = ["models=m", "model=", "timeout=0", "timeout=soon", "simulated=1"]
+OPTIONS = ["models=m", "model=", "timeout=0", "timeout=soon", "simulated=1", "model=a,model=b"]
 
 
 @pytest.mark.parametrize(

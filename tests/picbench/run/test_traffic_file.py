@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from picbench.cli import main
 from picbench.errors import ConfigError
-from picbench.run.traffic_file import TrafficWriter, parse_traffic
+from picbench.run.traffic_file import TrafficWriter, parse_traffic, replay_of
 from picbench.run.workload import load_workload
 from picbench.settings import parse_config
 from picbench.workloads import models
@@ -150,6 +150,6 @@ def test_presets_can_be_changed_by_flags(tmp_path: Path) -> None:
 
 
 def test_a_trace_takes_no_settings_of_drawn_traffic() -> None:
-    assert parse_traffic({"trace": "d", "speed": 2.0, "requests": 5}).replay().speed == 2.0
+    assert replay_of(parse_traffic({"trace": "d", "speed": 2.0, "requests": 5})).speed == 2.0
     with pytest.raises(ConfigError, match="`trace` and `zipf`"):
-        parse_traffic({"trace": "d", "zipf": 1.0}).replay()
+        replay_of(parse_traffic({"trace": "d", "zipf": 1.0}))
