@@ -25,7 +25,7 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.policy import LayoutConfig, Segment
-from picbench.engines.request import FAILED, Request, Result
+from picbench.engines.request import Request, Result
 from picbench.errors import ConfigError, InvalidRun
 from picbench.figures.picture import example_picks, planned_tokens
 from picbench.papers import arm_scores
@@ -39,6 +39,7 @@ from picbench.run.schedule import to_request
 from picbench.run.workload import Workload, load_workload
 from picbench.settings import parse_config
 from picbench.store import provenance
+from picbench.store.records import failure_of
 from picbench.tables.page import page, save
 from picbench.tables.table import table
 from picbench.workloads import models
@@ -149,8 +150,8 @@ class ScoredRows(runner.Cell):
 
 def check_served(result: Result, what: str) -> None:
     """Raise InvalidRun for a request that failed."""
-    if result.finish_reason in (FAILED, "rejected"):
-        raise InvalidRun(f"{what} failed: {result.error}")
+    if error := failure_of(result):
+        raise InvalidRun(f"{what} failed: {error}")
 
 
 def serve(settings: ServeScores) -> Outcome:

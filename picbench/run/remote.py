@@ -94,8 +94,28 @@ class ReplyError(Exception):
 
 
 class _Choice(pydantic.BaseModel):
-    text: str = ""
+    """A frame's part of a reply, or the delta of a server that streams completions as chats."""
+
+    text: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    token_ids: list[int] | None = None
+    logprobs: dict[str, Any] | None = None
+    delta: "_Choice | None" = None
     finish_reason: str | None = None
+
+    @property
+    def said(self) -> str:
+        """The text that is part of the answer."""
+        return self.text or self.content or (self.delta.said if self.delta else "")
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a token came with the frame, be it white space or reasoning."""
+        text = self.said or self.reasoning or self.reasoning_content
+        listed = self.token_ids or any(map((self.logprobs or {}).get, ("tokens", "content")))
+        return bool(text or listed) or (self.delta is not None and self.delta.has_token)
 
 
 class _Usage(pydantic.BaseModel):
@@ -117,12 +137,12 @@ async def stream_completion(
 ) -> ServedReply:
     """Send a completion that `arrived` at that time of `time.perf_counter`; read its whole reply.
 
-    Raises ReplyError for what is no reply to `prompt_tokens` tokens, httpx.HTTPError if the
+    Its times are those of frames with a token (see `_time`), whatever else is streamed. Raises
+    ReplyError for what is no reply to `prompt_tokens` tokens, httpx.HTTPError if the
     connection fails.
     """
     sent = time.perf_counter()
-    times: list[float] = []
-    choices: list[_Choice] = []
+    frames: list[tuple[float, _Choice]] = []
     usage = None
     async with client.stream("POST", "completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
@@ -140,9 +160,8 @@ async def stream_completion(
             if event.error is not None:
                 raise ReplyError(f"the server ended the reply: {event.error}")
             usage = event.usage or usage
-            times += [time.perf_counter() for _ in event.choices]
-            choices += event.choices
-    end = next((c.finish_reason for c in reversed(choices) if c.finish_reason), None)
+            frames += [(time.perf_counter(), choice) for choice in event.choices]
+    end = next((c.finish_reason for _, c in reversed(frames) if c.finish_reason), None)
     if end is None:
         raise ReplyError("the reply has no end: the stream stopped before a finish reason")
     if usage is None:
@@ -150,17 +169,38 @@ async def stream_completion(
     if usage.prompt_tokens != prompt_tokens:
         counted = f"the server counted {usage.prompt_tokens} prompt tokens"
         raise ReplyError(f"{counted} where {prompt_tokens} were sent: it is not the same prompt")
-    gaps = usage.completion_tokens - 1
+    text = "".join(choice.said for _, choice in frames)
+    if text and not usage.completion_tokens:
+        raise ReplyError("the server counted no token in a reply that has text")
+    first, last, tpot = _time(frames, usage.completion_tokens)
     return ServedReply(
-        text="".join(choice.text for choice in choices),
+        text=text,
         output_tokens=usage.completion_tokens,
-        ttft=times[0] - arrived,
-        tpot=(times[-1] - times[0]) / gaps if gaps > 0 else None,
-        e2e=times[-1] - arrived,
+        ttft=first - arrived,
+        tpot=tpot,
+        e2e=last - arrived,
         late=max(0.0, sent - arrived),
         cached_tokens=usage.cached_tokens,
         finish_reason=end,
     )
+
+
+def _time(
+    frames: Sequence[tuple[float, _Choice]], tokens: int
+) -> tuple[float, float, float | None]:
+    """When the first and the last token of a reply came, and the mean gap between its tokens.
+
+    There is no gap in a reply that came in one frame. The token that ends a reply has no text: if
+    there is a token more than frames with one, the last frame is not waited for. A reply that is
+    nothing but such a token came with its last frame.
+    """
+    times = [at for at, choice in frames if choice.has_token]
+    if not times:
+        return frames[-1][0], frames[-1][0], None
+    ended = frames[-1][1].finish_reason == "stop" and not frames[-1][1].has_token
+    gaps = tokens - (2 if ended and len(times) == tokens - 1 else 1)
+    one_frame = len(times) < 2 or gaps < 1
+    return times[0], times[-1], None if one_frame else (times[-1] - times[0]) / gaps
 
 
 def _check_address(url: str) -> str:

@@ -20,7 +20,7 @@ from picbench.errors import EngineError, InvalidRun
 from picbench.run.arm import Fleet
 from picbench.run.cache_state import DeclaredCache, fill_requests
 from picbench.run.job import Job
-from picbench.store.records import ArmBatch, Failure, GroupResult, SampleRow, to_rows
+from picbench.store.records import ArmBatch, Failure, GroupResult, SampleRow, failure_of, to_rows
 from picbench.store.writer import StoredBatch
 from picbench.workloads.facts import chunk_sets
 from picbench.workloads.prompts.chunk_order import ContextIndex
@@ -204,9 +204,9 @@ class Rounds:
             except EngineError:
                 continue
             for sample, outcome in zip(samples, result.outcomes, strict=True):
-                if isinstance(outcome, Failure):
+                if error := failure_of(outcome):
                     raise InvalidRun(
-                        f"arm {arm}: {sample.id} could not be preloaded: {outcome.message}",
+                        f"arm {arm}: {sample.id} could not be preloaded: {error}",
                         hint="raise `kv_blocks`, or run without preloaded chunks",
                     )
             if samples is self._chunks:

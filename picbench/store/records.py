@@ -132,8 +132,9 @@ class Sizes:
     pool: int
 
 
-#: The finish reason of a request that `on_pressure=reject` turned away.
-REJECTED = "rejected"
+#: The finish reasons of a request that `on_pressure=reject` turned away, and of one that an engine
+#: gave up when it was paused or shut down (vllm/v1/engine/core.py, `FinishReason.ABORT`).
+REJECTED, ABORTED = "rejected", "abort"
 
 #: What became of a request: it was answered; the reply says that the prompt does not tell; there is
 #: nothing in the reply to score; there is no reply.
@@ -229,13 +230,7 @@ def to_rows(batch: ArmBatch, grader: Grader, sets: Mapping[str, ChunkSet]) -> li
             cluster=sets[sample.id].cluster,
             arrival_ms=None if arrival is None else 1e3 * arrival,
         )
-        error = None
-        if isinstance(reply, Failure):
-            error = reply.message
-        elif isinstance(reply, Result) and reply.finish_reason == REJECTED:
-            error = "rejected: short of KV blocks"
-        elif isinstance(reply, Result) and reply.finish_reason == FAILED:
-            error = reply.error or "an error"
+        error = failure_of(reply)
         if error is not None or isinstance(reply, Failure):
             rows.append(replace(row, outcome="error", error=error))
             continue
@@ -243,6 +238,22 @@ def to_rows(batch: ArmBatch, grader: Grader, sets: Mapping[str, ChunkSet]) -> li
         row = replace(row, timed=batch.result.clean, outcome=outcome, score=score)
         rows.append(replace(row, **_measured(reply, sample, queued=arrival is not None)))
     return rows
+
+
+def failure_of(reply: Result | ServedReply | Failure) -> str | None:
+    """Why a request has no reply that could be timed or scored; None where it has one.
+
+    An engine that stops or that fails ends replies early, and says so in their finish reason.
+    """
+    if isinstance(reply, Failure):
+        return reply.message
+    if reply.finish_reason == REJECTED:
+        return "rejected: short of KV blocks"
+    if reply.finish_reason in (FAILED, ABORTED):
+        said = reply.error if isinstance(reply, Result) else None
+        return said or f"the reply ended with {reply.finish_reason}"
+    tokens = reply.output_tokens if isinstance(reply, ServedReply) else len(reply.tokens)
+    return None if tokens else "the reply has no token"
 
 
 def hash_tokens(tokens: Sequence[int]) -> str:

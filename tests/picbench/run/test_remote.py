@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from picbench.run.remote import (
     KEY,
     Endpoint,
     RemoteServer,
+    ReplyError,
     find_text,
     parse_endpoints,
     parse_metrics,
@@ -196,19 +197,32 @@ def test_the_model_must_be_served(models: tuple[str, ...], model: str | None, me
         remote.ready()
 
 
+Frame = tuple[float, dict[str, Any]]
+
+
 def measure(
-    monkeypatch: pytest.MonkeyPatch, texts: list[str], tokens: int, end: str, clock: list[float]
+    monkeypatch: pytest.MonkeyPatch, frames: list[Frame], tokens: int, end: str = "\n"
 ) -> ServedReply:
-    """A reply that arrived at 9.5; the clock is read when it is sent and when each token comes."""
-    events: list[dict[str, Any]] = [{"choices": [{"text": text}]} for text in texts]
-    events[-1]["choices"][0]["finish_reason"] = "stop"
-    events.append({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": tokens}})
-    lines = [f"data: {json.dumps(event, ensure_ascii=False)}{2 * end}" for event in events]
-    content = f": a comment{2 * end}".join([*lines, f"data: [DONE]{2 * end}"]).encode()
-    times = iter(clock)
-    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    headers = {"Content-Type": "text/event-stream"}
-    reply = httpx.Response(200, content=content, headers=headers)
+    """A reply that arrived at 9.5 and was sent at 10.0; frames come at their times."""
+    now = 10.0
+
+    class Stream(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            nonlocal now
+            usage = {"prompt_tokens": 7, "completion_tokens": tokens}
+            ends: list[Frame] = [(99.0, {"choices": [], "usage": usage})]
+            for at, choice in frames:
+                yield f": a comment{2 * end}".encode()
+                now = at
+                yield line({"choices": [choice]})
+            now, event = ends[0]
+            yield line(event) + f"data: [DONE]{2 * end}".encode()
+
+    def line(event: dict[str, Any]) -> bytes:
+        return f"data: {json.dumps(event, ensure_ascii=False)}{2 * end}".encode()
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
+    reply = httpx.Response(200, stream=Stream(), headers={"Content-Type": "text/event-stream"})
 
     async def send() -> ServedReply:
         transport = httpx.MockTransport(lambda _: reply)
@@ -218,13 +232,85 @@ def measure(
     return asyncio.run(send())
 
 
-@pytest.mark.parametrize(("tokens", "tpot"), [(5, (20.0 - 12.0) / 4), (1, None)])
+def frame(text: str | None, end: str | None = None, **fields: Any) -> dict[str, Any]:
+    return {"text": text, "finish_reason": end, **fields}
+
+
+A = frame("a")
+STOP = frame("", "stop")
+
+#: Frames, tokens that the server counted, and when the first and the last came, and their gap.
+TIMED: dict[str, tuple[list[Frame], int, float, float, float | None]] = {
+    "a token a frame": ([(11, A), (12, A), (13, frame("b", "length"))], 3, 11, 13, 1.0),
+    "several a frame": ([(11, A), (15, frame("bcd", "length"))], 5, 11, 15, 1.0),
+    "all in one frame": ([(11, frame("abcd", "stop"))], 4, 11, 11, None),
+    "all in one, then the end": ([(11, frame("abcd")), (14, STOP)], 5, 11, 11, None),
+    "one token": ([(11, frame("a", "length"))], 1, 11, 11, None),
+    "an empty frame first": ([(10.1, frame("")), (13, A), (14, A), (15, STOP)], 2, 13, 14, 1.0),
+    "null first": ([(10.1, frame(None)), (13, A), (14, frame("b", "stop"))], 2, 13, 14, 1.0),
+    "a role first": (
+        [
+            (10.1, {"delta": {"role": "assistant", "content": ""}}),
+            (13, {"delta": {"content": "a"}}),
+            (14, {"delta": {"content": "b"}, "finish_reason": "stop"}),
+        ],
+        *(2, 13, 14, 1.0),
+    ),
+    "white space": (
+        [(11, frame("\n")), (13, frame(" ")), (14, frame("a", "length"))],
+        3,
+        11,
+        14,
+        1.5,
+    ),
+    "reasoning": (
+        [
+            (11, {"delta": {"reasoning_content": "hm"}}),
+            (12, {"delta": {"reasoning": "so"}}),
+            (13, {"delta": {"content": "a"}, "finish_reason": "length"}),
+        ],
+        *(3, 11, 13, 1.0),
+    ),
+    "ids of a half letter": (
+        [(11, frame("", token_ids=[5])), (12, frame("é", "length"))],
+        2,
+        11,
+        12,
+        1.0,
+    ),
+    "logprobs of one": (
+        [(11, frame("", logprobs={"tokens": ["?"]})), (12, frame("é", "length"))],
+        *(2, 11, 12, 1.0),
+    ),
+    "a late end": ([(11, A), (12, A), (90, frame("", "length"))], 2, 11, 12, 1.0),
+    "a late end that is a token": ([(11, A), (12, A), (90, STOP)], 3, 11, 12, 1.0),
+    "an end whose ids are told": (
+        [(11, A), (12, A), (14, frame("", "stop", token_ids=[2]))],
+        *(3, 11, 14, 1.5),
+    ),
+    "nothing but the end": ([(10.1, frame("")), (12, STOP)], 1, 12, 12, None),
+}
+
+
+@pytest.mark.parametrize(("frames", "tokens", "first", "last", "gap"), TIMED.values(), ids=TIMED)
 def test_times_are_those_of_the_first_and_the_last_token(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, tpot: float | None
+    monkeypatch: pytest.MonkeyPatch,
+    frames: list[Frame],
+    tokens: int,
+    first: float,
+    last: float,
+    gap: float | None,
 ) -> None:
-    reply = measure(monkeypatch, ["a", "", "b"], tokens, "\n", [10.0, 12.0, 13.0, 20.0])
-    assert (reply.text, reply.output_tokens, reply.tpot) == ("ab", tokens, tpot)
-    assert (reply.late, reply.ttft, reply.e2e) == (0.5, 2.5, 10.5)
+    reply = measure(monkeypatch, frames, tokens)
+    assert (reply.late, reply.ttft, reply.e2e) == (0.5, first - 9.5, last - 9.5)
+    assert (reply.output_tokens, reply.tpot) == (tokens, gap)
+
+
+def test_a_text_whose_tokens_the_server_does_not_count_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ReplyError, match="counted no token in a reply that has text"):
+        measure(monkeypatch, [(11, A), (12, STOP)], 0)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -232,7 +318,8 @@ def test_a_reply_may_have_what_others_end_lines_with(
     monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     texts = ["a\u2028b", "c\x85", "\u2029d"]
-    assert measure(monkeypatch, texts, 3, end, [9.5] * 4).text == "".join(texts)
+    frames: list[Frame] = [(11, frame(text)) for text in texts]
+    assert measure(monkeypatch, [*frames, (12, STOP)], 3, end).text == "".join(texts)
 
 
 def test_a_server_has_a_name_an_address_and_options() -> None:

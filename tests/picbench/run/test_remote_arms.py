@@ -1,6 +1,7 @@
 """Runs with an arm that is a server elsewhere."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,48 @@ def test_failing_requests_are_failed_rows(harness: Harness, tmp_path: Path) -> N
     [failed] = [row for row in read_run(tmp_path / "run").rows if row.error is not None]
     assert (failed.arm, failed.sample) == ("theirs", "s2")
     assert failed.error == 'HTTP 500: {"error": "out of\\nmemory"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "end", "error"),
+    [
+        ("yes", 1, "abort", "the reply ended with abort"),
+        ("yes", 1, "error", "the reply ended with error"),
+        ("", 0, "stop", "the reply has no token"),
+        ("", 0, "length", "the reply has no token"),
+    ],
+)
+def test_a_reply_that_was_given_up_is_a_failed_row(
+    harness: Harness, tmp_path: Path, text: str, tokens: int, end: str, error: str
+) -> None:
+    """It is the fastest one, is right, and counts for nothing."""
+    answered = Counter[str]()
+
+    def events(whole: list[Any]) -> list[Any]:
+        answered["all"] += 1
+        if answered["all"] > 2:
+            return whole
+        usage = {"prompt_tokens": 36, "completion_tokens": tokens}
+        return [
+            {"choices": [{"text": text, "finish_reason": None}]},
+            {"choices": [{"text": "", "finish_reason": end}]},
+            {"choices": [], "usage": usage},
+        ]
+
+    with serving(CompletionServer(events=events)) as server:
+        flags = ("--arm", f"theirs={server.url}", "--slo", "ttft=60000")
+        assert run(harness, tmp_path / "run", *flags).exit_code == 4
+    found = read_run(tmp_path / "run")
+    rows = [row for row in found.rows if row.arm == "theirs"]
+    failed = [row for row in rows if row.error is not None]
+    assert [row.error for row in failed] == [error] * 2
+    assert {(row.timed, row.score, row.ttft_ms, row.outcome) for row in failed} == {
+        (False, None, None, "error")
+    }
+    arm = found.summary["theirs"]
+    assert (arm.failed, arm.outcomes["answered"], arm.output_tokens) == (2, 4, 8)
+    assert arm.goodput_req_s is not None
+    assert round(arm.goodput_req_s * arm.busy_s) == 4
 
 
 def test_a_server_that_is_not_there_stops_the_run_before_engines_start(

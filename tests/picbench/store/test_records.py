@@ -17,17 +17,26 @@ def test_rows_have_what_became_of_each_request() -> None:
     hits = Hits(copied=2, tiers={"host": 2})
     answered = Result("yes", (5, 6), (1, 2, 3), times, counts, hits, "length")
     rejected = Result("", (), (1, 2, 3), times, counts, hits, "rejected")
-    outcomes = (answered, Failure("gone"), rejected)
+    aborted = Result("y", (5,), (1, 2, 3), times, counts, hits, "abort")
+    empty = Result("", (), (1, 2, 3), times, counts, hits, "stop")
+    outcomes = (answered, Failure("gone"), rejected, aborted, empty)
     segments = (SampleSegment("text", "a", (1, 2, 3)),)
-    samples = [Sample(str(n), "musique", segments, ("yes",), 4, "file:1") for n in range(3)]
+    samples = [Sample(str(n), "musique", segments, ("yes",), 4, "file:1") for n in range(5)]
     batch = ArmBatch(0, "mepic", samples, GroupResult(outcomes, busy=1.0))
-    sets = {str(n): ChunkSet(("c",), "d", "0") for n in range(3)}
+    sets = {str(n): ChunkSet(("c",), "d", "0") for n in range(5)}
     rows = to_rows(batch, Grader(lambda text, answers: 1.0), sets)
-    assert [(row.documents, row.cluster) for row in rows] == [("d", "0")] * 3
-    assert [row.outcome for row in rows] == ["answered", "error", "error"]
-    assert [row.error for row in rows] == [None, "gone", "rejected: short of KV blocks"]
-    assert [row.ttft_ms for row in rows] == [100.0, None, None]
-    assert [row.timed for row in rows] == [True, False, False]
+    assert [(row.documents, row.cluster) for row in rows] == [("d", "0")] * 5
+    assert [(row.outcome, row.ttft_ms, row.timed) for row in rows] == [
+        ("answered", 100.0, True),
+        *[("error", None, False)] * 4,
+    ]
+    assert [row.error for row in rows] == [
+        None,
+        "gone",
+        "rejected: short of KV blocks",
+        "the reply ended with abort",
+        "the reply has no token",
+    ]
     assert (rows[0].output_tokens, rows[0].tokens, rows[0].hits) == (2, counts, hits)
 
 
