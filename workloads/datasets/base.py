@@ -1,13 +1,13 @@
 """The interface of a data set: rows, a prompt, chunks, a score."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import ClassVar, Literal
 
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets.grid import Grid
-from picbench.workloads.metrics.f1 import f1
+from picbench.workloads.metrics.f1 import comparable, f1, wordless
 from picbench.workloads.metrics.rouge import rouge_l
 from picbench.workloads.prompts.segmentation import Counter, before, by_tokens
 from picbench.workloads.prompts.template import Template
@@ -15,6 +15,9 @@ from picbench.workloads.sources.row import BadRows, DatasetRow, read_rows
 from picbench.workloads.sources.source import RowSource, no_rows
 
 Metric = Literal["f1", "rouge-l"]
+
+#: What data sets say in place of an answer (Qasper, QuAC).
+_NO_ANSWER = ("unanswerable", "cannotanswer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,8 @@ class Dataset:
         streams = data.streams(self.name)
         if not streams:
             raise no_rows(data.path, self.name, f"{self.name}/*.jsonl or {self.name}.jsonl in it")
-        yield from _round_robin(
-            [read_rows(stream, self.name, reading.bad, data.columns) for stream in streams]
-        )
+        rows = [read_rows(stream, self.name, reading.bad, data.columns) for stream in streams]
+        yield from _answered(_round_robin(rows), reading.bad)
 
     def extract(self, prediction: str) -> str:
         """Return the part of a reply that is scored: all of it."""
@@ -105,11 +107,27 @@ class Dataset:
     def best(
         self, metric: Callable[[str, str], float], prediction: str, answers: Sequence[str]
     ) -> float:
-        """Return the highest `metric` of (reply, answer); 0 without answers."""
-        reply = self.extract(prediction)
-        return max((metric(reply, answer) for answer in answers), default=0.0)
+        """Return the highest `metric` of (reply, answer); 0 without an answer that has a word.
+
+        Texts that look the same are the same, in whatever Unicode form they are.
+        """
+        reply = comparable(self.extract(prediction))
+        known = (comparable(answer) for answer in answers if not wordless(answer))
+        return max((metric(reply, answer) for answer in known), default=0.0)
 
 
 def _round_robin(streams: list[Iterator[DatasetRow]]) -> Iterator[DatasetRow]:
     for rows in zip_longest(*streams):
         yield from (row for row in rows if row is not None)
+
+
+def _answered(rows: Iterator[DatasetRow], bad: BadRows) -> Iterator[DatasetRow]:
+    """The rows with those of their answers that a reply can match; rows without go to `bad`."""
+    for row in rows:
+        answers = tuple(answer for answer in row.answers if not wordless(answer))
+        if all(answer.strip(" .").lower() in _NO_ANSWER for answer in answers):
+            error = f"{row.source}: field 'answers': no reply can match {row.answers[0]!r}"
+            hint = "an answer has a word that is no article; `on_bad_row=skip` leaves the row out"
+            bad.reject(DataError(error, hint=hint))
+        else:
+            yield replace(row, answers=answers)

@@ -6,9 +6,15 @@ F1 is as LongBench computes it (metrics.py, qa_f1_score), and words are normalis
 import re
 import string
 from collections import Counter
+from unicodedata import category, normalize
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+#: Marks of direction and width, which are not shown.
+_UNSEEN = dict.fromkeys(
+    [0xAD, 0x61C, 0x200B, 0x200E, 0x200F, 0x2060, 0xFEFF, *range(0x202A, 0x202F),
+     *range(0x2066, 0x206A)]
+)  # fmt: skip
 
 
 def f1(prediction: str, reference: str) -> float:
@@ -22,8 +28,18 @@ def f1(prediction: str, reference: str) -> float:
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """Return 1 if the two texts have the same words in the same order, else 0."""
-    return float(words(prediction) == words(reference))
+    """Return 1 if the two texts have the same words, at least one, in the same order, else 0."""
+    return float(not wordless(reference) and words(prediction) == words(reference))
+
+
+def wordless(text: str) -> bool:
+    """Whether there is nothing in a text but articles, punctuation and blanks."""
+    return all(category(letter)[0] in "CPZ" for word in words(text) for letter in word)
+
+
+def comparable(text: str) -> str:
+    """The text in Unicode's composed form (NFC), as it looks: without marks that are not shown."""
+    return normalize("NFC", text.translate(_UNSEEN))
 
 
 def words(text: str) -> list[str]:

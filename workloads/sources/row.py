@@ -3,11 +3,19 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from picbench.errors import DataError
-from picbench.workloads.sources.columns import LONGBENCH_COLUMNS, Columns
+from picbench.workloads.sources.columns import LONGBENCH_COLUMNS, Columns, Scope
+from picbench.workloads.sources.nested import find
 from picbench.workloads.sources.records import Record
+
+#: Columns that say whether a question can be answered, and what each says where it cannot.
+_UNANSWERABLE: Mapping[str, bool] = MappingProxyType(
+    {"answerable": False, "is_answerable": False, "has_answer": False}
+    | {"is_impossible": True, "unanswerable": True, "is_unanswerable": True}
+)
 
 
 @dataclass(slots=True)
@@ -64,6 +72,7 @@ def read_rows(
         for number, scope in enumerate(scopes, start=1):
             source = record.source if "each" not in columns.of else f"{record.source}.{number}"
             try:
+                _check_answerable(scope)
                 yield _parse(columns.row(scope), source, dataset)
             except DataError as error:
                 bad.reject(_at(source, error))
@@ -86,6 +95,15 @@ def _at(source: str, error: DataError) -> DataError:
         found if found.startswith(source) else f"{source}: {found}",
         hint=error.hint if skip in error.hint else f"{error.hint}; {skip}",
     )
+
+
+def _check_answerable(scope: Scope) -> None:
+    for column, value in _UNANSWERABLE.items():
+        if str(find(scope, column)).lower() in (str(value).lower(), str(int(value))):
+            raise DataError(
+                f"unanswerable: {column!r} is {str(value).lower()}",
+                hint="a question without an answer has no score",
+            )
 
 
 def _parse(values: Mapping[str, Any], source: str, dataset: str) -> DatasetRow:

@@ -128,7 +128,7 @@ def test_a_folder_without_text_says_what_was_expected(tmp_path: Path) -> None:
 
 
 def test_ready_made_rows_go_first(folder: Path) -> None:
-    line = '{"input": "q", "context": "c", "answers": ["a"], "_id": "made"}\n'
+    line = '{"input": "q", "context": "c", "answers": ["x"], "_id": "made"}\n'
     (folder / "needle" / "rows.jsonl").write_text(line, encoding="utf-8")
     assert [row.id for row in rows(folder)] == ["made"]
 

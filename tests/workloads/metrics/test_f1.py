@@ -1,6 +1,8 @@
 import pytest
 
-from picbench.workloads.metrics.f1 import f1, words
+from picbench.workloads.datasets import find
+from picbench.workloads.metrics.f1 import exact_match, f1, wordless, words
+from picbench.workloads.metrics.rouge import rouge_l
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,32 @@ def test_punctuation_goes_before_articles_and_joins_what_it_stood_between() -> N
 
 def test_only_ascii_punctuation_goes() -> None:
     assert words("“Zoë”, né 1931.") == ["“zoë”", "né", "1931"]
+
+
+@pytest.mark.parametrize("reply", ["", "The", "-", "A", "a an the", "B"])
+@pytest.mark.parametrize("gold", ["A", "", " ", "-", "The", "\u200b", "\u2014"])
+def test_no_reply_matches_an_answer_without_a_word(reply: str, gold: str) -> None:
+    assert wordless(gold)
+    assert exact_match(reply, gold) == 0.0
+    for metric in (exact_match, f1, rouge_l, lambda *_: 1.0):
+        assert find("qa").best(metric, reply, [gold]) == 0.0
+
+
+def test_an_exact_match_has_the_words_in_order() -> None:
+    assert exact_match("The Eiffel Tower!", "eiffel tower") == 1.0
+    assert exact_match("tower eiffel", "eiffel tower") == 0.0
+    assert exact_match("", "Oslo") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "gold"),
+    [
+        ("Zoe\u0308", "Zo\u00eb"),
+        ("\u1100\u1161\u11a8", "\uac01"),
+        ("\u200f\u0642\u0631\u0629\u200f", "\u0642\u0631\u0629"),
+        ("\ufeffOslo", "Os\u00adlo"),
+        ("1,000", "1000"),
+    ],
+)
+def test_texts_that_look_the_same_are_the_same(reply: str, gold: str) -> None:
+    assert find("qa").score(reply, [gold]) == find("qa").score(gold, [reply]) == 1.0

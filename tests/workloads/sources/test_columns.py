@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.errors import ConfigError, DataError
-from picbench.workloads.datasets import find
+from picbench.workloads.datasets import Reading, find
 from picbench.workloads.load import load_samples
 from picbench.workloads.prompts.segmentation import passages as cut
 from picbench.workloads.sources.columns import FIELDS, NAMED, parse_columns
@@ -201,6 +201,50 @@ def test_one_bad_question_leaves_the_others_of_its_article() -> None:
     article = {"paragraphs": [{"context": "c", "qas": qas}]}
     assert [row.id for row in rows("squad-file", article, bad=bad)] == ["q1", "q2"]
     assert [message.split(": ")[0] for message in bad.skipped] == ["f:1.2"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "record"),
+    [
+        ("musique", MUSIQUE | {"answerable": False}),
+        ("musique", MUSIQUE | {"answerable": "false"}),
+        ("musique", MUSIQUE | {"answer": "-", "answer_aliases": ["The", " "]}),
+        (
+            "passages=paragraphs,body=paragraph_text,input=question,answers=answer",
+            MUSIQUE | {"answerable": 0},
+        ),
+        ("squad", SQUAD | {"is_impossible": True}),
+        ("squad", SQUAD | {"answers": {"text": [], "answer_start": []}}),
+        ("squad", SQUAD | {"answers": None}),
+        ("squad", SQUAD | {"answers": {"text": ["CANNOTANSWER"]}}),
+        ("hotpotqa", HOTPOT | {"answer": 1931}),
+        ("input=question", SQUAD | {"answers": ["Norway"], "unanswerable": True}),
+        ("input=question", SQUAD | {"answers": ["Unanswerable."]}),
+        *(("input=question", SQUAD | {"answers": [gold]}) for gold in ("", "  ", "A", "The", "-")),
+    ],
+)
+def test_rows_that_no_reply_answers_are_malformed(
+    columns: str, record: Mapping[str, Any], tmp_path: Path
+) -> None:
+    good = record | {"answerable": True, "is_impossible": False, "unanswerable": None}
+    good |= {"answer": "Norway", "answers": ["The", "Norway", ""]}
+    (tmp_path / "qa.jsonl").write_text(f"{json.dumps(record)}\n{json.dumps(good)}\n")
+    source = RowSource(tmp_path, columns=parse_columns(columns))
+    with pytest.raises(DataError, match=r"qa\.jsonl:1: .*`on_bad_row=skip`"):
+        list(find("qa").rows(source, Reading(len)))
+    reading = Reading(len, bad=BadRows(skip=True))
+    (row,) = find("qa").rows(source, reading)
+    assert "Norway" in row.answers
+    assert not {"", "The"} & {*row.answers}
+    assert len(reading.bad.skipped) == 1
+
+
+def test_only_the_questions_of_an_article_that_have_an_answer_are_rows() -> None:
+    bad = BadRows(skip=True)
+    qas = [QAS[0] | {"is_impossible": False}, QAS[1] | {"is_impossible": True}]
+    article = {"paragraphs": [{"context": "c", "qas": qas}]}
+    assert [row.id for row in rows("squad-file", article, bad=bad)] == ["q1"]
+    assert bad.skipped == ["f:1.2: unanswerable: 'is_impossible' is true"]
 
 
 @pytest.mark.parametrize(
