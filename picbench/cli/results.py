@@ -55,7 +55,11 @@ def compare(*, before: str, after: str | None, style: str, **given: Any) -> int:
     metavar="FILE|NAME",
     help="What picbench baseline save wrote; a name is looked up in baselines/.",
 )
-@click.option("--strict", is_flag=True, help="Exit with 5 if a check is inconclusive.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit with 5 for whatever is inconclusive: slow times and missing samples too.",
+)
 @style_of(
     "text",
     "json",
@@ -66,14 +70,14 @@ def compare(*, before: str, after: str | None, style: str, **given: Any) -> int:
 def gate(*, run: str, baseline: str, strict: bool, style: str) -> int:
     """Check a run against a baseline, metric by metric.
 
-    Counts have to be the same, scores may lose less than a margin, times may grow by less than a
+    Counts have to be the same, scores may lose a margin on these requests, times may grow by a
     ratio; differences that chance explains are not regressions. Thresholds are in the baseline's
     file.
 
     \b
     Exits with 0 if nothing got worse, 1 if something did, 2 for wrong usage,
     3 if the run and the baseline cannot be compared,
-    5 with --strict if there are too few samples to decide.
+    5 if a loss is beyond its margin and may be chance; with --strict, for all that is undecided.
     """
     from picbench.compare.baseline import read_baseline
     from picbench.compare.gate import FORMATS, GateVerdict, check_run, gate_markdown
@@ -87,7 +91,8 @@ def gate(*, run: str, baseline: str, strict: bool, style: str) -> int:
         write_step_summary(gate_markdown(result), sys.stdout)
     if result.verdict is GateVerdict.REGRESSION:
         return REGRESSION
-    return INCONCLUSIVE if strict and result.verdict is GateVerdict.INCONCLUSIVE else 0
+    unsure = result.found(GateVerdict.INCONCLUSIVE)
+    return INCONCLUSIVE if any(strict or check.fails for check in unsure) else 0
 
 
 @click.group(cls=CommandGroup)

@@ -63,6 +63,7 @@ class MeasuredArm:
     counters: Mapping[str, tuple[int, ...]]
     totals: Mapping[str, float]
     drift: Mapping[str, float] = field(default_factory=dict)
+    documents: tuple[frozenset[str], ...] = ()
 
     def __post_init__(self) -> None:
         for name, column in self._columns():
@@ -74,7 +75,7 @@ class MeasuredArm:
             values = getattr(self, name)
             if isinstance(values, Mapping):
                 yield from ((f"{name}.{key}", column) for key, column in values.items())
-            else:
+            elif values or name != "documents":
                 yield name, values
 
     def of_rows(self, rows: Sequence[int]) -> Self:
@@ -102,11 +103,33 @@ def measured_arms(run: Run) -> dict[str, MeasuredArm]:
     if not rows:
         raise ConfigError(f"{run.path}: has no rows", hint="run it again")
     check_rows(run)
-    return {name: arm_of(name, own, run.summary.get(name)) for name, own in rows.items()}
+    known = documents_of(run)
+    return {name: arm_of(name, own, run.summary.get(name), known) for name, own in rows.items()}
 
 
-def arm_of(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> MeasuredArm:
-    """The columns of an arm from its rows, in the order of the run."""
+def documents_of(run: Run) -> dict[str, frozenset[str]]:
+    """The ids of each sample's chunks, where clusters do not tell samples' documents apart.
+
+    That is where all samples are one cluster, or all have the same documents. Empty otherwise, and
+    for a run that did not keep what it sent.
+    """
+    if all(len({getattr(row, name) for row in run.rows}) > 1 for name in ("cluster", "documents")):
+        return {}
+    try:
+        sent = run.workload
+    except ConfigError:
+        return {}
+    chunks = {name: (s.chunk for s in sample.segments) for name, sample in sent.items()}
+    return {name: frozenset(str(c) for c in ids if c is not None) for name, ids in chunks.items()}
+
+
+def arm_of(
+    name: str,
+    rows: Sequence[SampleRow],
+    summary: ArmSummary | None,
+    documents: Mapping[str, frozenset[str]],
+) -> MeasuredArm:
+    """The columns of an arm from its rows, in the order of the run; `documents` are by sample."""
     answered = [row for row in rows if row.error is None]
     firsts: dict[int, int] = {}
     sent, seen = Counter[int](), Counter[str]()
@@ -139,6 +162,7 @@ def arm_of(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> 
             name: tuple(map(int, column)) for name, column in counts.items() if None not in column
         },
         totals={t: v for t, v in totals.items() if v is not None} | {"failed": len(failed)},
+        documents=tuple(documents.get(row.sample, frozenset()) for row in answered if documents),
     )
 
 
@@ -165,17 +189,17 @@ class Drift(StrEnum):
 class MetricChange:
     """How a score (from 0 to 1, more is better) or a time (less is better) changed.
 
-    `before` and `after` are means, geometric ones of times. `p` is adjusted for all tests of the
-    comparison. `loss` judges a score against the margin that was asked for, and `needed` is how
-    many samples would decide that; without a margin, how many give a score an interval of one point
-    to either side.
+    `before` and `after` are means, geometric ones of times. `p` is that of `change`, adjusted for
+    all tests of the comparison. `loss` judges a score against the margin that was asked for, on
+    other documents, and `needed` is how many samples would decide that; without a margin, how many
+    give a score an interval of one point to either side.
     """
 
     name: str
     before: float
     after: float
     change: significance.Paired
-    p: float
+    p: float | None
     loss: significance.Loss | None = None
     needed: int | None = None
     drift: Drift = Drift.ALIKE
@@ -232,7 +256,8 @@ class ArmComparison:
     """One arm (`before`) against another (`after`), over `pairs` samples.
 
     `unpaired` samples have an answer of one arm only. `metrics` has ``score`` over samples that
-    both arms have a score of and, where others exist, ``score, unparsed as 0`` over all.
+    both arms have a score of and, where others exist, ``score, unparsed as 0`` over all. The
+    answers to `reworded` samples have other tokens and the same score.
     """
 
     before: str
@@ -244,6 +269,7 @@ class ArmComparison:
     counters: tuple[CounterChange, ...]
     flips: tuple[Flip, ...]
     repeatability: significance.Nondeterminism
+    reworded: tuple[str, ...] = ()
     rates: tuple[CounterChange, ...] = ()
 
     def metric(self, name: str) -> MetricChange | None:
@@ -285,8 +311,9 @@ def compare_arms(
             f"{len(differ)} of {len(shared)} samples have other prompts, the first: {differ[0]}",
             hint="compare runs of the same workload and tokenizer",
         )
-    scores = zip(first.samples, first.scores, second.scores, strict=True)
+    scores = list(zip(first.samples, first.scores, second.scores, strict=True))
     flips = [Flip(*row) for row in scores if row[1] != row[2]]
+    others = map(ne, first.outputs, second.outputs)
     # Two arms of one run took turns within a repeat, unless all was one round: an open loop.
     interleaved = len(set(before.rounds)) > 1
     return ArmComparison(
@@ -309,6 +336,9 @@ def compare_arms(
             dict(zip(first.samples, first.outputs, strict=True)),
             dict(zip(second.samples, second.outputs, strict=True)),
         ),
+        reworded=tuple(
+            row[0] for row, other in zip(scores, others, strict=True) if other and row[1] == row[2]
+        ),
         rates=tuple(_totals(RATES, before, after)),
     )
 
@@ -316,17 +346,19 @@ def compare_arms(
 def _scores(
     before: MeasuredArm, after: MeasuredArm, margin: float | None, seed: int
 ) -> Iterator[MetricChange]:
-    pairs = list(zip(before.scores, after.scores, before.clusters, strict=True))
-    scored = [a is not None and b is not None for a, b, _ in pairs]
-    every = [(a or 0.0, b or 0.0, cluster) for a, b, cluster in pairs]
+    documents = before.documents or [frozenset[str]()] * len(before.samples)
+    columns = (before.scores, after.scores, before.clusters, before.prompts, documents)
+    pairs = list(zip(*columns, strict=True))
+    scored = [a is not None and b is not None for a, b, *_ in pairs]
+    every = [(a or 0.0, b or 0.0, *names) for a, b, *names in pairs]
     found = {SCORE: list(compress(every, scored))}
     if not all(scored) and any(score is not None for pair in pairs for score in pair[:2]):
         found[SCORE_OF_ALL] = every
     for name, rows in found.items():
         if not rows:
             continue
-        first, second, clusters = zip(*rows, strict=True)
-        change = significance.paired_scores(first, second, clusters, seed)
+        first, second, clusters, prompts, sets = zip(*rows, strict=True)
+        change = significance.paired_scores(first, second, clusters, seed, prompts, sets)
         if margin is None:
             loss, needed = None, significance.samples_for_width(change, POINT)
         else:

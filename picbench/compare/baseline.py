@@ -8,7 +8,7 @@ from importlib.metadata import version
 from math import exp, log
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -83,11 +83,12 @@ def _is_none(value: object) -> bool:
 class Thresholds(_Model):
     """What is checked of every arm; None: nothing of this.
 
-    `ttft_vs_full` and `tpot_vs_full` are times as ratios to those of `full` on the same requests.
-    `counters` have relative tolerances; 0 is exact.
+    `outputs` are the answers' tokens. `ttft_vs_full` and `tpot_vs_full` are times as ratios to
+    those of `full` on the same requests. `counters` have relative tolerances; 0 is exact.
     """
 
     score: _Margin | None = None
+    outputs: Literal["exact"] | None = Field(default=None, exclude_if=_is_none)
     ttft_ms: _Slowdown | None = None
     tpot_ms: _Slowdown | None = None
     e2e_ms: _Slowdown | None = None
@@ -116,11 +117,14 @@ class Thresholds(_Model):
         return {name: limit["loss"] for name in RATES if (limit := getattr(self, name))}
 
 
-def usual_thresholds(runs: Sequence[Mapping[str, MeasuredArm]]) -> Thresholds:
+def usual_thresholds(
+    runs: Sequence[Mapping[str, MeasuredArm]], *, alike: bool = False
+) -> Thresholds:
     """Tight on scores, relative times and counts that all `runs` agree on, loose on milliseconds.
 
     These drift from run to run. How much is known of several runs; of one it is not, and then they
-    may double.
+    may double. Answers are asked for to the token if runs of one arithmetic, `alike`, gave the same
+    each time.
     """
     usual = {n: both[len(runs) > 1] for n in (SCORE, *TIME_METRICS) if (both := METRICS[n].usual)}
     margin = usual.pop(SCORE)
@@ -135,8 +139,28 @@ def usual_thresholds(runs: Sequence[Mapping[str, MeasuredArm]]) -> Thresholds:
             for arm, first in runs[0].items()
         )
     }
-    limits = {name: {"ratio": ratio} for name, ratio in usual.items()}
+    limits: dict[str, object] = {name: {"ratio": ratio} for name, ratio in usual.items()}
+    if alike and _repeat_answers(runs):
+        limits["outputs"] = "exact"
     return Thresholds.model_validate({"score": {"margin": margin}, "counters": counters, **limits})
+
+
+def _repeat_answers(runs: Sequence[Mapping[str, MeasuredArm]]) -> bool:
+    """Whether arms answered their prompts several times, in repeats or runs, and ever alike."""
+    again = len(runs) > 1 or any(any(arm.repeats) for arm in runs[0].values())
+    for arm in runs[0]:
+        columns = [(run[arm].prompts, run[arm].outputs) for run in runs]
+        answers = {answer for column in columns for answer in zip(*column, strict=True)}
+        again = again and len(answers) == len({prompt for prompt, _ in answers})
+    return again
+
+
+def _alike(runs: Sequence[Run]) -> bool:
+    """Whether runs computed in float32 with the same instructions, so that answers may repeat."""
+    engines = [a.get("engine") or {} for r in runs for a in r.manifest.get("arms", {}).values()]
+    hardware = [conditions_of(run.manifest).hardware for run in runs]
+    same = all(known == hardware[0] for known in hardware)
+    return same and all(engine.get("dtype") == "float32" for engine in engines)
 
 
 def with_relative_times(arms: Mapping[str, MeasuredArm]) -> dict[str, MeasuredArm]:
@@ -197,7 +221,7 @@ class Baseline(_Model):
             clusters, places, repeats, drift = map(
                 values.pop, ("clusters", "places", "repeats", "drift")
             )
-            del values["name"]
+            del values["name"], values["documents"]
             values["clusters"] = None if arm.clusters == arm.samples else clusters
             if len({*places}) < len(places):
                 values["places"] = places
@@ -236,7 +260,7 @@ def make_baseline(runs: Sequence[Run], thresholds: Thresholds | None = None) -> 
         picbench=version("picbench"),
         runs=len(runs),
         metric=next(iter(first.summary.values())).score.metric,
-        thresholds=thresholds or usual_thresholds(arms),
+        thresholds=thresholds or usual_thresholds(arms, alike=_alike(runs)),
         conditions=gate_conditions(first),
         arms={name: merge_arms([found[name] for found in arms]) for name in arms[0]},
     )

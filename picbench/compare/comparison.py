@@ -18,7 +18,7 @@ from picbench.compare.arm import (
 from picbench.errors import ConfigError, IncomparableRuns, closest
 from picbench.settings import ComparisonSettings
 from picbench.statistics.intervals import FEW, Interval, Quantile
-from picbench.statistics.significance import Loss, holm
+from picbench.statistics.significance import Loss, holm, unseen_share
 from picbench.store.reader import Run
 from picbench.store.summary import BASELINE
 from picbench.tables.table import NOTHING, WIDTH, Column, Shown, Table, Value
@@ -204,9 +204,13 @@ def compare_in_run(
 
 def adjusted(arms: Sequence[ArmComparison]) -> tuple[ArmComparison, ...]:
     """The comparisons with p values adjusted for being several, over arms and metrics (Holm)."""
-    raised = iter(holm([metric.p for arm in arms for metric in arm.metrics]))
+    tested = [m.p for arm in arms for m in arm.metrics if m.p is not None]
+    raised = iter(holm(tested))
     return tuple(
-        replace(arm, metrics=tuple(replace(metric, p=next(raised)) for metric in arm.metrics))
+        replace(
+            arm,
+            metrics=tuple(m if m.p is None else replace(m, p=next(raised)) for m in arm.metrics),
+        )
         for arm in arms
     )
 
@@ -251,7 +255,7 @@ def _find(name: str, arms: Mapping[str, MeasuredArm], run: Run) -> MeasuredArm:
 FLIPS = 10
 
 #: Of the JSON document; it changes when a field goes or changes its meaning.
-SCHEMA = 1
+SCHEMA = 2
 
 _LOSSES = {
     Loss.WITHIN: "loses less than {:g}, with 95 % confidence",
@@ -322,7 +326,9 @@ def _interval(interval: Interval | None, pattern: str) -> str:
     return f"{pattern.format(interval.low)} to {pattern.format(interval.high)}"
 
 
-def _p(value: float) -> str:
+def _p(value: float | None) -> str:
+    if value is None:
+        return NOTHING
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
@@ -343,18 +349,36 @@ def arm_notes(comparison: RunComparison, arm: ArmComparison) -> Iterator[str]:
 
 
 def decision(metric: MetricChange, comparison: RunComparison) -> Iterator[str]:
-    """What is known of a score: against the margin, and how many samples would say more."""
+    """What is known of a score: on these requests, and on other documents."""
     margin = comparison.settings.margin
     if metric.change.ratio:
         return
-    if metric.loss is not None and margin is not None:
-        unknown = metric.loss is Loss.UNKNOWN and metric.needed
-        more = f"; about {metric.needed:,} samples would decide" if unknown else ""
-        yield f"{metric.name}: {_LOSSES[metric.loss].format(margin)}{more}."
-    elif metric.needed and metric.needed > metric.change.pairs:
+    yield f"{metric.name}: {on_these(metric)}."
+    yield f"{metric.name} on other documents: {on_others(metric, margin)}."
+    if margin is None and metric.needed and metric.needed > metric.change.pairs:
         yield f"{metric.name}: about {metric.needed:,} samples for an interval of one point."
-    if metric.change.exact_p is not None:
-        yield f"{metric.name}: exact McNemar p {_p(metric.change.exact_p)}, unadjusted."
+
+
+def on_these(metric: MetricChange) -> str:
+    """How a score changed on the requests that were asked, which no other ones can alter."""
+    change = metric.change
+    counts = f"{metric.losses} lost, {metric.wins} won of {change.pairs}"
+    return f"{counts} on these requests, exact p {_p(change.p)}"
+
+
+def on_others(metric: MetricChange, margin: float | None) -> str:
+    """What is known of a score where requests have other documents, and else why it is not."""
+    change, unseen = metric.change, unseen_share(metric.change)
+    if change.unknown:
+        return f"not known, as {change.unknown}"
+    if margin is None or metric.loss is None:
+        return f"p {_p(change.p_others)}"
+    words = _LOSSES[metric.loss].format(margin)
+    if metric.loss is not Loss.UNKNOWN:
+        return words
+    if unseen is not None:
+        words = f"none differs, but a loss in {unseen:.0%} of samples may go unseen"
+    return words + (f"; about {metric.needed:,} samples would decide" if metric.needed else "")
 
 
 def run_notes(comparison: RunComparison) -> Iterator[str]:
@@ -364,9 +388,13 @@ def run_notes(comparison: RunComparison) -> Iterator[str]:
     yield from comparison.notes
     if not comparison.meaningful:
         yield "Random or dummy weights: scores are not meaningful."
-    yield f"p: of no change, adjusted for {len(metrics)} tests (Holm)."
+    yield (
+        f"p in tables: of no change, on these requests for scores, adjusted for {len(metrics)} "
+        "tests (Holm); else unadjusted."
+    )
     yield "Times: ratios of geometric means, over rounds of requests."
     yield f"Intervals: BCa bootstrap; over up to {FEW} rounds or sets of documents Student's t."
+    yield "Intervals of scores are of other documents."
     sides = [side for arm in comparison.arms for q in arm.quantiles for side in (q.before, q.after)]
     for repeats in sorted({quantile.repeats for quantile in sides if quantile.interval}):
         yield f"Intervals of quantiles: {quantile_method(repeats)}."
@@ -422,7 +450,8 @@ def _written(comparison: RunComparison) -> Iterator[tuple[str, list[Table | str]
         text = f"{arm.after} against {arm.before}: {arm.pairs} samples"
         clusters = {metric.change.clusters for metric in arm.metrics if not metric.change.ratio}
         if clusters and max(clusters) < arm.pairs:
-            text += f" in {max(clusters)} groups that share documents"
+            text += " that share documents"
+            text += f", worth {max(clusters)} that do not" if max(clusters) > 1 else ""
         text += f", {arm.unpaired} without a partner" if arm.unpaired else ""
         yield text, list(_parts(comparison, arm))
 

@@ -1,6 +1,7 @@
 """A run against a baseline: a verdict for each metric of each arm."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -26,7 +27,7 @@ from picbench.compare.baseline import (
 )
 from picbench.compare.comparison import mismatches
 from picbench.errors import IncomparableRuns
-from picbench.statistics.significance import Loss
+from picbench.statistics.significance import SURE
 from picbench.store.provenance import annotation
 from picbench.store.reader import Run
 from picbench.tables.table import Column, Table
@@ -34,8 +35,8 @@ from picbench.tables.table import Column, Table
 #: Chance that any time of an unchanged run is called a regression, over all times of the gate.
 ALPHA = 0.01
 
-#: Fewer clusters, documents or rows of their own, may all lose by a chance above 5 % (2 in 2^n).
-_FEWEST_CLUSTERS = 6
+#: Samples that a line names at most, and how little a loss exceeds a margin by rounding.
+_NAMED, _ROUNDING = 5, 1e-9
 
 #: Noise above this factor is shown as any.
 _LARGEST_NOISE = 100
@@ -53,7 +54,8 @@ class GateVerdict(StrEnum):
 class Check:
     """One metric of one arm: its value in the baseline and in the run, and what follows.
 
-    `after` is None where the run does not tell.
+    `after` is None where the run does not tell. What is inconclusive is `beyond` a margin if the
+    loss that was measured is, though chance may explain it.
     """
 
     arm: str
@@ -62,6 +64,12 @@ class Check:
     before: float
     after: float | None
     message: str
+    beyond: bool = False
+
+    @property
+    def fails(self) -> bool:
+        """Whether a gate may not pass with it, strict or not."""
+        return self.beyond or self.verdict is GateVerdict.REGRESSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +140,7 @@ def judge_arms(
 ) -> tuple[Check, ...]:
     """Check arms, with their relative times, against those of a baseline, all of which are there.
 
-    Times are inconclusive unless `times` can be judged.
+    Times, and answers to the token, are inconclusive unless `times` of these machines compare.
     """
     limits = baseline.thresholds
     margin = limits.score["margin"] if limits.score else None
@@ -151,19 +159,22 @@ def judge_arms(
     )
 
 
-#: Metric, verdict, value before and after, and message of a `Check`.
-_Found = tuple[str, GateVerdict, float, float | None, str]
+#: The fields of a `Check` but the arm, the last one where it is not false.
+_Found = (
+    tuple[str, GateVerdict, float, float | None, str]
+    | tuple[str, GateVerdict, float, float | None, str, bool]
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _ArmChecks:
-    """The checks of one arm, each of a time or rate at level `alpha`, if these can be judged."""
+    """The checks of one arm, each of a time or rate at level `alpha`, if machines are `alike`."""
 
     comparison: ArmComparison
     baseline: Baseline
     measured: MeasuredArm
     alpha: float
-    judges_times: bool
+    alike: bool
 
     @property
     def saved(self) -> MeasuredArm:
@@ -187,6 +198,7 @@ class _ArmChecks:
         for name, tolerance in limits.counters.items():
             if name in whole:
                 yield self._count(whole[name], tolerance)
+        yield from self._outputs()
         for metric in self.comparison.metrics:
             if not metric.change.ratio and limits.score:
                 yield self._score(metric, limits.score["margin"])
@@ -232,24 +244,35 @@ class _ArmChecks:
         verdict = GateVerdict.OK if same else GateVerdict.REGRESSION
         return counter.name, verdict, counter.before, counter.after, message
 
-    def _score(self, metric: MetricChange, margin: float) -> _Found:
-        """A loss is a regression if it exceeds the margin and is no chance, of enough clusters.
+    def _outputs(self) -> Iterator[_Found]:
+        """Answers with other tokens, where there are some or the baseline asks for the same."""
+        answers, reworded = self.comparison.repeatability, self.comparison.reworded
+        asked = self.baseline.thresholds.outputs is not None
+        if not asked and not reworded:
+            return
+        message = f"{answers.differing} of {answers.pairs} answers have other tokens"
+        if reworded:
+            more = ", ..." * (len(reworded) > _NAMED)
+            named = ", ".join(reworded[:_NAMED])
+            message += f", {len(reworded)} of them at an equal score: {named}{more}"
+        verdict = GateVerdict.REGRESSION if asked and answers.differing else GateVerdict.OK
+        if asked and not self.alike:
+            verdict = GateVerdict.INCONCLUSIVE
+        yield OUTPUTS, verdict, 0, answers.differing, message
 
-        It is ok if it is below the margin with confidence or no sample's score differs from that
-        in the baseline, and inconclusive otherwise.
-        """
-        change, interval = metric.change, metric.change.interval
-        verdict = GateVerdict.INCONCLUSIVE
-        if metric.loss is Loss.WITHIN or not (change.higher or change.lower):
-            verdict = GateVerdict.OK
-        elif change.value < -margin and interval is not None and interval.high < 0:
-            enough = change.clusters >= _FEWEST_CLUSTERS
-            verdict = GateVerdict.REGRESSION if enough else GateVerdict.INCONCLUSIVE
-        text = f"{metric.before:.4f} before, {metric.after:.4f} now: {change.value:+.4f}"
-        if interval is not None:
-            text += f" ({interval.low:+.4f} to {interval.high:+.4f})"
-        message = f"{text}, {metric.wins} won, {metric.losses} lost; margin {margin:g}"
-        return metric.name, verdict, metric.before, metric.after, message
+    def _score(self, metric: MetricChange, margin: float) -> _Found:
+        """A loss on these requests beyond the margin is a regression, unless it may be chance."""
+        change, p = metric.change, metric.change.p
+        verdict = GateVerdict.OK
+        if change.value < -margin - _ROUNDING:
+            sure = p is not None and p < SURE
+            verdict = GateVerdict.REGRESSION if sure else GateVerdict.INCONCLUSIVE
+        message = (
+            f"{metric.before:.4f} before, {metric.after:.4f} now: {change.value:+.4f}, "
+            f"{metric.wins} won, {metric.losses} lost, p {p:.2g}; margin {margin:g}"
+        )
+        beyond = verdict is GateVerdict.INCONCLUSIVE
+        return metric.name, verdict, metric.before, metric.after, message, beyond
 
     def _beyond(
         self,
@@ -261,7 +284,7 @@ class _ArmChecks:
     ) -> _Found:
         """A ratio above its limit is a regression unless chance, up to `reach`, explains it."""
         verdict = GateVerdict.OK
-        if not self.judges_times:
+        if not self.alike:
             verdict = GateVerdict.INCONCLUSIVE
         elif ratio > limit:
             sure = reach is not None and log(ratio) > reach
@@ -270,7 +293,10 @@ class _ArmChecks:
             # Of two samples or runs a t quantile is so large that its number says nothing.
             most = f"{exp(reach):.3f}x" if reach < log(_LARGEST_NOISE) else "any factor"
             message += f", noise up to {most}"
-        return metric.name, verdict, metric.before, metric.after, message
+        # Rates have a margin if the user sets one; times always drift beyond theirs at times.
+        margin = isinstance(metric, CounterChange) and self.alike
+        beyond = margin and verdict is GateVerdict.INCONCLUSIVE
+        return metric.name, verdict, metric.before, metric.after, message, beyond
 
     def _reach(self, metric: MetricChange) -> float | None:
         """How large a log ratio chance makes, at most: of samples and of the runs' drift.
@@ -301,16 +327,19 @@ class _ArmChecks:
 #: Of the JSON document.
 SCHEMA = 1
 
-#: What GitHub and JUnit call a verdict.
-_WORDS = {
-    GateVerdict.REGRESSION: ("error", "failure"),
-    GateVerdict.INCONCLUSIVE: ("warning", "skipped"),
-}
+#: The check that is told whatever its verdict is.
+OUTPUTS = "outputs"
+
+
+def _told(result: GateResult) -> list[Check]:
+    """What is not ok, and answers with other tokens."""
+    verdicts = (GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE)
+    return [c for c in result.checks if c.verdict in verdicts or (c.metric == OUTPUTS and c.after)]
 
 
 def _text(result: GateResult) -> str:
-    """A line for each check that is not ok, and the verdict."""
-    lines = (f"{c.verdict.upper()} {c.arm} {c.metric}: {c.message}" for c in result.found(*_WORDS))
+    """A line for each check that is told, and the verdict."""
+    lines = (f"{c.verdict.upper()} {c.arm} {c.metric}: {c.message}" for c in _told(result))
     return "\n".join([*lines, *result.notes, _verdict(result)])
 
 
@@ -320,11 +349,20 @@ def _json(result: GateResult) -> str:
 
 
 def _annotations(result: GateResult) -> str:
-    """A workflow command for each check that is not ok."""
+    """A workflow command for each check that is told."""
     return "\n".join(
-        annotation(_WORDS[check.verdict][0], f"{check.arm} {check.metric}", check.message)
-        for check in result.found(*_WORDS)
+        annotation(_words(check)[0], f"{check.arm} {check.metric}", check.message)
+        for check in _told(result)
     )
+
+
+def _words(check: Check) -> tuple[str, str]:
+    """What GitHub and JUnit call what was found."""
+    if check.fails:
+        return "error", "failure"
+    if check.verdict is GateVerdict.INCONCLUSIVE:
+        return "warning", "skipped"
+    return "notice", "system-out"
 
 
 def gate_markdown(result: GateResult) -> str:
@@ -338,20 +376,22 @@ def gate_markdown(result: GateResult) -> str:
 
 
 def _junit(result: GateResult) -> str:
-    """A test suite with a case for each check; inconclusive ones are skipped."""
+    """A test suite with a case for each check; inconclusive ones are skipped unless they fail."""
+    elements = [(check, _words(check)[1]) for check in result.checks]
+    counts = Counter(element for _, element in elements)
     suite = ElementTree.Element(
         "testsuite",
         name=f"picbench gate {result.baseline}",
-        tests=str(len(result.checks)),
-        failures=str(len(result.found(GateVerdict.REGRESSION))),
-        skipped=str(len(result.found(GateVerdict.INCONCLUSIVE))),
+        tests=str(len(elements)),
+        failures=str(counts["failure"]),
+        skipped=str(counts["skipped"]),
     )
-    for check in result.checks:
+    for check, element in elements:
         case = ElementTree.SubElement(suite, "testcase", classname=check.arm, name=check.metric)
-        if check.verdict in _WORDS:
-            ElementTree.SubElement(case, _WORDS[check.verdict][1], message=check.message)
+        if element == "system-out":
+            ElementTree.SubElement(case, element).text = check.message
         else:
-            ElementTree.SubElement(case, "system-out").text = check.message
+            ElementTree.SubElement(case, element, message=check.message)
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 

@@ -102,7 +102,7 @@ def false_alarms(
         sides = [pair[::-1] if swap else pair for pair, swap in zip(pairs, swapped, strict=True)]
         before, after = (_arm(side) for side in zip(*sides, strict=True))
         (found,) = adjusted([compare_arms(before, after, seed=seed)])
-        alarms += any(metric.p < ALPHA for metric in found.metrics)
+        alarms += any(p < ALPHA for metric in found.metrics if (p := metric.p) is not None)
     return alarms
 
 
@@ -189,17 +189,17 @@ def judge_controls(arms: Mapping[str, MeasuredArm], seeds: int = SEEDS) -> Itera
     mean = sum(known) / len(known) if known else 0.0
     able = f"score of at least {ABLE:g}"
     yield Control(f"{BASELINE} answers", able, f"{mean:.3f}", mean >= ABLE)
-    least = min(again.metrics, key=lambda metric: metric.p)
-    text = f"{least.p:.3f} ({least.name}); {again.repeatability.differing} other answers"
+    p, least = min((m.p, m.name) for m in again.metrics if m.p is not None)
+    text = f"{p:.3f} ({least}); {again.repeatability.differing} other answers"
     expected = f"no adjusted p below {ALPHA:g}"
-    yield Control(f"{BASELINE} against itself", expected, text, least.p >= ALPHA)
+    yield Control(f"{BASELINE} against itself", expected, text, p >= ALPHA)
     alarms = false_alarms(full, arms[AGAIN], seeds)
     # They are binomial: so many that chance has them once in a thousand are too many.
     most = int(stats.binom.isf(0.001, seeds, ALPHA))
     expected = f"false alarms at a rate of {ALPHA:g}: at most {most} of {seeds}"
     yield Control("the same, resampled", expected, f"{alarms} of {seeds}", alarms <= most)
     lost, text, passed = unrepaired.metric(SCORE), "no score", False
-    if lost is not None:
+    if lost is not None and lost.change.p is not None:
         # The one question that is asked here needs no adjustment.
         text = f"{lost.change.value:+.3f}, p {lost.change.p:.4f}"
         passed = lost.change.value < 0 and lost.change.p < SURE

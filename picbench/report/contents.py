@@ -14,13 +14,15 @@ from picbench.compare.comparison import (
     adjusted,
     compare_in_run,
     drift_words,
+    on_others,
+    on_these,
 )
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.run.result import delay_lines
 from picbench.settings import ComparisonSettings
 from picbench.statistics import intervals
-from picbench.statistics.significance import Loss, loss_bounds, unseen_share
+from picbench.statistics.significance import SURE, Loss, loss_bounds, unseen_share
 from picbench.store.reader import Run, check_rows
 from picbench.store.records import SampleRow, Tally
 from picbench.store.summary import BASELINE, ArmSummary, summarise
@@ -148,9 +150,10 @@ def read_contents(run: Run, margin: float) -> RunContents:
         metric=run.manifest["workload"]["metric"] or "score",
         meaningful=run.manifest["model"]["meaningful"],
     )
+    sent_in = columns.documents_of(run) if rows else {}
     arms = {
-        name: ArmFacts(found, summaries[name], columns.arm_of(name, found, summaries[name]))
-        for name, found in rows.items()
+        name: ArmFacts(own, summaries[name], columns.arm_of(name, own, summaries[name], sent_in))
+        for name, own in rows.items()
     }
     comparison, notes = None, ["nothing is compared before the run has a summary"]
     if rows and summary:
@@ -193,16 +196,13 @@ def _compare_with_full(
 
 
 def drop_at_most(metric: MetricChange) -> float | None:
-    """The bound of the loss of a score from 0 to 1, with 95 % confidence; None of a single set."""
+    """The bound of the loss of a score from 0 to 1 on other documents, with 95 % confidence."""
+    if metric.change.unknown:
+        return None
     unseen, bounds = unseen_share(metric.change), loss_bounds(metric.change)
     if unseen is not None:
         return unseen
     return None if bounds is None else max(0.0, -bounds.low)
-
-
-def unseen_loss(metric: MetricChange) -> float | None:
-    """The share of samples whose loss may have gone unseen, where that leaves the loss open."""
-    return unseen_share(metric.change) if metric.loss is Loss.UNKNOWN else None
 
 
 def ratio_ends(metric: MetricChange) -> str:
@@ -257,16 +257,12 @@ def headline(contents: RunContents) -> Headline:
         return Headline(text, "Scores mean nothing here.")
     if score.before == 0:
         return Headline(text, f"{BASELINE} scores 0 on all of them, so there is no score to lose.")
-    unseen = unseen_loss(score)
-    if unseen is not None:
-        words = f"No score differs, but a loss in {unseen:.0%} of samples may go unseen."
-        return Headline(text, words)
-    if score.loss is Loss.WITHIN:
-        return Headline(text, f"It loses less than {margin:g}, with 95 % confidence.", "good")
-    if score.loss is Loss.BEYOND:
-        return Headline(text, f"It loses more than {margin:g}, with 95 % confidence.", "bad")
-    more = f": about {score.needed:,} samples would decide." if score.needed else "."
-    return Headline(text, f"Whether it loses more than {margin:g} is open{more}")
+    change = score.change
+    lost = change.value < -margin and change.p is not None and change.p < SURE
+    detail = f"{on_these(score)}. On other documents: {on_others(score, margin)}."
+    if lost or score.loss is Loss.BEYOND:
+        return Headline(text, detail, "bad")
+    return Headline(text, detail, "good" if score.loss is Loss.WITHIN else "open")
 
 
 def _reuses(contents: RunContents, arm: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from picbench.compare import comparison as formats
 from picbench.compare.comparison import RunComparison
-from picbench.report.contents import RunContents, drop_at_most, ratio_ends, ratio_text, unseen_loss
+from picbench.report.contents import RunContents, drop_at_most, ratio_ends, ratio_text
 from picbench.statistics.intervals import Interval
 from picbench.statistics.significance import Loss
 from picbench.store.reader import StoredSample
@@ -127,12 +127,14 @@ def comparison_table(
             ends = (ratio_ends(metric) if ratio else "") or interval
             drop = with_interval(None if ratio else drop_at_most(metric), None, "{:.3f}")
             loss = "undecided" if metric.loss is Loss.UNKNOWN else metric.loss or NOTHING
+            loss = "not known" if metric.change.unknown else loss
             row = [arm.after, *values, ends, p, metric.change.pairs, wins, drop, str(loss)]
             rows.setdefault(metric.name, []).append(row)
     notes = [
-        "Drop at most: the bound of the loss of score with 95 % confidence, one-sided; where no "
-        "sample changed, what so few samples cannot rule out. Without a significant change a loss "
-        "may still be there: the last column says whether it is small, by that bound alone.",
+        "Drop at most: the bound of the loss of score on other documents with 95 % confidence, "
+        "one-sided; where no sample changed, what so few samples cannot rule out. Without a "
+        "significant change a loss may still be there: the last column says whether it is small, "
+        "by that bound alone.",
         *formats.run_notes(comparison),
     ]
     return Table(title, [*map(Column, head)], [*chain(*rows.values())], notes)
@@ -151,19 +153,11 @@ def count_table(contents: RunContents) -> Table:
 
 
 def decisions(contents: RunContents) -> Iterator[str]:
-    """What the comparisons say in words, arm by arm, unless too few samples stand for it."""
+    """What the comparisons say in words, arm by arm."""
     for arm in contents.compared:
         assert contents.comparison is not None
-        unseen = [(m, share) for m in arm.metrics if (share := unseen_loss(m)) is not None]
-        left_out = {
-            line for metric, _ in unseen for line in formats.decision(metric, contents.comparison)
-        }
         for note in formats.arm_notes(contents.comparison, arm):
-            if note not in left_out:
-                yield f"{arm.after}: {note}"
-        for metric, share in unseen:
-            words = f"none differs, but a loss in {share:.0%} of samples may go unseen."
-            yield f"{arm.after}: {metric.name}: {words}"
+            yield f"{arm.after}: {note}"
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

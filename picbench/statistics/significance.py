@@ -1,20 +1,36 @@
 """Tests of paired differences, and what several tests together are worth."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import ceil, exp, log
+from math import ceil, exp, log, sqrt
 
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
 from picbench.statistics import intervals
-from picbench.statistics.intervals import FEW, ClusterSums, Floats, Interval, Names, Values
+from picbench.statistics.intervals import (
+    FEW,
+    ClusterSums,
+    Floats,
+    Interval,
+    Names,
+    StudentMean,
+    Values,
+)
 
 #: Random assignments of signs, and up to how many clusters all are tried: 2^13 are fewer.
 FLIPS, _EXACT = 9999, 13
 
 _BATCH = 1 << 22
+
+#: Why nothing is known of other documents.
+SAME = "all requests have the same documents"
+LINKED = "all requests are linked by documents that they share"
+
+#: The p below which a change is none of chance.
+SURE = 0.05
 
 
 def sign_flip(values: ClusterSums, seed: int = 0, flips: int = FLIPS) -> float:
@@ -22,13 +38,17 @@ def sign_flip(values: ClusterSums, seed: int = 0, flips: int = FLIPS) -> float:
 
     The signs of whole clusters are flipped (Fisher's randomisation test): all ways to do so for few
     clusters, else `flips` random ones, of which p = (1 + those at least as extreme) / (1 + flips)
-    (Phipson, Smyth 2010). Clusters of no difference decide nothing and are left out.
+    (Phipson, Smyth 2010). Clusters of no difference decide nothing and are left out. Where the
+    others are of one size, as right and wrong answers are, p is binomial (McNemar 1947).
     """
     sums = values.sums[values.sums != 0]
     if not len(sums):
         return 1.0
+    sizes = np.abs(sums)
+    if np.ptp(sizes) <= 1e-9 * sizes.max():
+        return float(stats.binomtest(int((sums > 0).sum()), len(sums)).pvalue)
     # Sums in another order differ in their last bits; equal ones must count as such.
-    least = abs(float(sums.sum())) - 1e-9 * float(np.abs(sums).sum())
+    least = abs(float(sums.sum())) - 1e-9 * float(sizes.sum())
     if len(sums) <= _EXACT:
         totals = np.zeros(1)
         for value in sums:
@@ -61,10 +81,12 @@ class Paired:
 
     `value` is the mean difference, or the geometric mean ratio where `ratio`. `interval` covers the
     truth with 95 %. The ends of `one_sided` are bounds of 95 % each: the truth is above its low end
-    with 95 % confidence. Both are None for a single cluster. `p` is two-sided, for no change.
-    `standard_error` is that of the mean difference, or of the mean log ratio. Samples are `higher`,
-    `equal` or `lower` in the second measurement. `exact_p` is McNemar's, where all values are 0
-    or 1 and every sample is its own cluster.
+    with 95 % confidence. `p_others` is two-sided, for no change. These three are of other clusters;
+    they are None where nothing is known of these, and for scores `unknown` says why. `p` is that
+    for no change on the same requests, whatever they share; of times it is `p_others`, as no time
+    can be measured twice. `standard_error` is that of the mean difference, or of the mean log
+    ratio. Samples are `higher`, `equal` or `lower` in the second measurement.
+    `exact_p` is `p` where that is McNemar's: of right (1) and wrong (0) answers, asked once each.
 
     The means of clusters changed by `least` to `most`, or their mean logarithms where `ratio`.
     `freedom` are the degrees of freedom of `standard_error`, 0 for a single cluster. Where
@@ -77,7 +99,8 @@ class Paired:
     clusters: int
     interval: Interval | None
     one_sided: Interval | None
-    p: float
+    p: float | None
+    p_others: float | None
     standard_error: float
     higher: int
     equal: int
@@ -87,24 +110,73 @@ class Paired:
     repeats: int = 1
     least: float = 0.0
     most: float = 0.0
+    unknown: str | None = None
 
 
 def paired_scores(
-    before: Values, after: Values, clusters: Names | None = None, seed: int = 0
+    before: Values,
+    after: Values,
+    clusters: Names | None = None,
+    seed: int = 0,
+    requests: Names | None = None,
+    documents: Sequence[Set[Hashable]] | None = None,
 ) -> Paired:
     """The mean of `after` minus `before`, scores from 0 to 1, sample by sample.
 
-    Student's t knows nothing of the ends that a mean of scores has, and of a few samples reaches
-    beyond them. Of right (1) and wrong (0) answers `exact_p` is binomial (McNemar 1947).
-    Raises ValueError without a sample.
+    Samples of one of `requests` [n] are the same one, asked again; `documents` [n] are what they
+    ask about. Student's t knows nothing of the ends that a mean of scores has, and of a few samples
+    reaches beyond them. Raises ValueError without a sample.
     """
     first, second = _arrays(before, after)
-    found = _change(second - first, clusters, seed)
-    if found.clusters < found.pairs or not np.isin((first, second), (0.0, 1.0)).all():
+    changes, names = second - first, requests or range(len(first))
+    rows = intervals.sum_clusters(changes, names)
+    p, once = sign_flip(rows, seed), len(rows.sums) == len(changes)
+    exact = p if once and np.isin((first, second), (0.0, 1.0)).all() else None
+    found = replace(_change(changes, clusters, seed), p=p, exact_p=exact)
+    known = dict(zip(names, documents or (), strict=False)).values()
+    shared = frozenset[Hashable]().union(*known).intersection(*known)
+    own = [of_request - shared for of_request in known]
+    if shared and len(own) > 1 and not any(own):
+        return _unknown(found, SAME)
+    if found.clusters > 1:
         return found
-    changed = found.higher + found.lower
-    exact = float(stats.binomtest(found.higher, changed).pvalue) if changed else 1.0
-    return replace(found, exact_p=exact)
+    return _crossed(found, rows.sums / rows.counts, own) or _unknown(found, LINKED)
+
+
+def _unknown(found: Paired, why: str) -> Paired:
+    """The change, of which nothing is known on other documents."""
+    return replace(found, interval=None, one_sided=None, p_others=None, unknown=why)
+
+
+def _crossed(found: Paired, changes: Floats, documents: Sequence[Set[Hashable]]) -> Paired | None:
+    """What is known of `changes` [n] of requests that share some of their `documents` [n].
+
+    The variance of the mean is that of the pigeonhole bootstrap, which draws questions and
+    documents apart (Owen 2007), in closed form. It is rather too large than too small. `clusters`
+    are so many independent requests as would have it. None where changes do not vary.
+    """
+    count, away = len(changes), changes - changes.mean()
+    sums = defaultdict[Hashable, float](float)
+    for own, change in zip(documents, away, strict=False):
+        for document in own:
+            sums[document] += change
+    if len(sums) < 2 or not away.any():
+        return None
+    kinds = (away, np.array([*sums.values()]))
+    errors = [sqrt(len(kind) / (len(kind) - 1) * float(kind @ kind)) / count for kind in kinds]
+    mean = StudentMean(float(changes.mean()), [*zip(errors, map(len, kinds), strict=True)])
+    whole, one_sided = mean.interval(0.95), mean.interval(0.90)
+    return replace(
+        found,
+        clusters=max(1, int(count * (errors[0] / mean.standard_error) ** 2)),
+        interval=whole and whole.within(-1.0, 1.0),
+        one_sided=one_sided and one_sided.within(-1.0, 1.0),
+        p_others=mean.p,
+        standard_error=mean.standard_error,
+        freedom=mean.freedom,
+        least=float(changes.min()),
+        most=float(changes.max()),
+    )
 
 
 def paired_ratio(
@@ -148,6 +220,9 @@ def _change(
         for found in (mean.interval(0.95), mean.interval(0.90))
     )
     higher, lower = int((changes > 0).sum()), int((changes < 0).sum())
+    p: float | None = None
+    if len(means) > 1:
+        p = student.p if crossed or (logs and few) else sign_flip(rows, seed)
     return Paired(
         value=exp(student.mean) if logs else student.mean,
         ratio=logs,
@@ -155,7 +230,8 @@ def _change(
         clusters=len(means),
         interval=whole,
         one_sided=one_sided,
-        p=student.p if crossed or (logs and few) else sign_flip(rows, seed),
+        p=p,
+        p_others=p,
         standard_error=student.standard_error,
         higher=higher,
         equal=len(changes) - higher - lower,
@@ -216,13 +292,17 @@ def loss_bounds(change: Paired) -> Interval | None:
 
 
 def judge_loss(change: Paired, margin: float) -> Loss:
-    """Whether a difference of scores from 0 to 1 is a loss of less than `margin`, above 0."""
+    """Whether a difference of scores from 0 to 1 is a loss of less than `margin`, above 0.
+
+    Bounds alone call no loss sure that chance explains by its p.
+    """
     bounds = loss_bounds(change)
-    if bounds is None:
+    if bounds is None or change.p_others is None:
         return Loss.UNKNOWN
     if bounds.low > -margin:
         return Loss.WITHIN
-    return Loss.BEYOND if bounds.high < -margin else Loss.UNKNOWN
+    sure = bounds.high < -margin and change.p_others < SURE
+    return Loss.BEYOND if sure else Loss.UNKNOWN
 
 
 def clusters_without_loss(margin: float) -> int:

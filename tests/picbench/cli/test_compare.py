@@ -107,9 +107,12 @@ def test_p_is_adjusted_for_all_arms_and_metrics(one: str) -> None:
 
 
 def test_a_margin_is_answered(one: str) -> None:
-    open_yet = "score: may lose more than 0.01 or less; about 299 samples would decide."
+    open_yet = (
+        "score on other documents: none differs, but a loss in 26% of samples may go unseen; "
+        "about 299 samples would decide."
+    )
     assert open_yet in compare(one, "--margin", "0.01").stdout
-    small = "score: loses less than 0.3, with 95 % confidence."
+    small = "score on other documents: loses less than 0.3, with 95 % confidence."
     assert small in compare(one, "--margin", "0.3").stdout
 
 

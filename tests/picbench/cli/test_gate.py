@@ -154,12 +154,24 @@ def test_what_the_baseline_has_none_of_is_said(baseline: str, tmp_path: Path) ->
 
 
 def test_inconclusive_is_exit_5_if_strict_and_else_0(baseline: str, tmp_path: Path) -> None:
+    file = tmp_path / "baselines" / "musique.json"
+    saved = json.loads(file.read_text())
+    saved["conditions"]["hardware"]["provenance.cpu.model"] = "another"
+    file.write_text(json.dumps(saved))
+    done = invoke("gate", str(tmp_path / "old"), "--baseline", baseline)
+    assert done.exit_code == 0
+    assert "INCONCLUSIVE mepic ttft_ms" in done.stdout
+    assert invoke("gate", str(tmp_path / "old"), "--baseline", baseline, "--strict").exit_code == 5
+
+
+def test_a_loss_beyond_the_margin_never_passes(baseline: str, tmp_path: Path) -> None:
     """One lost answer of 20 is 5 points, and may be chance."""
     new = run(tmp_path / "new", mepic=ForgetfulEngine("mepic"))
     done = invoke("gate", new, "--baseline", baseline)
-    assert done.exit_code == 0
+    assert done.exit_code == 5
     assert "INCONCLUSIVE mepic score: 1.0000 before, 0.9500 now" in done.stdout
-    assert invoke("gate", new, "--baseline", baseline, "--strict").exit_code == 5
+    annotated = invoke("gate", new, "--baseline", baseline, "--format", "github").stdout
+    assert "::error title=mepic score::" in annotated
 
 
 def test_json_has_every_check(baseline: str, tmp_path: Path) -> None:
@@ -168,14 +180,15 @@ def test_json_has_every_check(baseline: str, tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert document["verdict"] == "regression"
     assert {c["verdict"] for c in document["checks"]} == {"ok", "regression"}
-    assert set(document["checks"][0]) == {"arm", "metric", "verdict", "before", "after", "message"}
+    fields = {"arm", "metric", "verdict", "before", "after", "message", "beyond"}
+    assert set(document["checks"][0]) == fields
 
 
 @pytest.mark.parametrize(
     ("mepic", "tag", "named"),
     [
         (FakeEngine("mepic", reused=0), "failure", ["computed_tokens", "reused_tokens"]),
-        (ForgetfulEngine("mepic"), "skipped", ["score"]),
+        (ForgetfulEngine("mepic"), "failure", ["score"]),
     ],
 )
 def test_junit_has_a_case_for_each_check(

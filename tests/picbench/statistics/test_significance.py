@@ -1,5 +1,6 @@
 """Paired differences, what tests of them say, and what several are worth together."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 from measured_arms import known
 from scipy import stats  # type: ignore[import-untyped]
 
-from picbench.statistics.intervals import StudentMean, sum_clusters
+from picbench.statistics.intervals import Interval, StudentMean, sum_clusters
 from picbench.statistics.significance import (
+    LINKED,
+    SAME,
     Loss,
     Paired,
     clusters_without_loss,
@@ -94,7 +97,22 @@ def test_scores_of_0_and_1_get_mcnemars_p() -> None:
     assert found.p == pytest.approx(2 / 2**6)
     assert paired_scores(before, before).exact_p == 1
     assert paired_scores([0.0, 1.0], [1.0, 0.0]).exact_p == pytest.approx(1)
-    assert paired_scores(before, after, ["a", "b"] * 10).exact_p is None
+    # On the same requests it does not matter what they share.
+    for clusters in (["a", "b"] * 10, ["a"] * 20):
+        assert paired_scores(before, after, clusters).exact_p == pytest.approx(2 / 2**6)
+
+
+def test_what_is_asked_again_says_nothing_new() -> None:
+    """Three repeats of six lost answers are six, with or without an exact p."""
+    names = [*range(20)] * 3
+    found = paired_scores([1.0] * 60, ([0.0] * 6 + [1.0] * 14) * 3, names, requests=names)
+    assert found.p == pytest.approx(2 / 2**6)
+    assert found.exact_p is None
+
+
+def test_no_random_flips_are_as_extreme_as_none() -> None:
+    """Of 9999 random assignments of 40 signs none is all positive; p is not 0 for that."""
+    assert sign_flip(sum_clusters(np.linspace(1, 2, 40))) == 1 / 10_000
 
 
 def test_a_constant_slowdown_is_measured_exactly() -> None:
@@ -128,8 +146,47 @@ def test_no_interval_of_scores_leaves_what_scores_can_differ_by() -> None:
 def test_one_cluster_is_one_observation() -> None:
     found = paired_scores([0.0, 0.0], [1.0, 1.0], ["a", "a"])
     assert found.interval is None
-    assert found.p == 1.0
+    assert found.p_others is None
+    assert found.unknown == LINKED
+    assert found.p == 0.5, "of the same two requests"
     assert found.standard_error == 0.0
+    assert paired_ratio([1.0, 1.0], [2.0, 2.0], ["a", "a"]).p is None
+
+
+def test_one_set_of_documents_tells_nothing_of_others() -> None:
+    """Whether its questions are called one cluster or many."""
+    before, after = [1.0] * 20, [0.0] * 10 + [1.0] * 10
+    for names in (["a"] * 20, [*range(20)]):
+        found = paired_scores(before, after, names, documents=[{"a", "b"}] * 20)
+        assert (found.unknown, found.interval, found.p_others) == (SAME, None, None)
+        assert known(found.p) < 0.01
+
+
+def test_requests_without_documents_are_their_own() -> None:
+    found = paired_scores([1.0] * 20, [0.0] * 10 + [1.0] * 10, documents=[set()] * 20)
+    assert found.unknown is None
+    assert found.interval is not None
+
+
+@pytest.mark.parametrize(("share", "wide"), [(0.0, 1.0), (0.5, 1.0), (1.0, 1.7)])
+def test_crossing_covers_what_documents_do(share: float, wide: float) -> None:
+    """Four of 40 documents a question; the rows alone cover far too rarely where these matter."""
+    rng, covered, widths = np.random.default_rng(5), 0, []
+    for _ in range(200):
+        sets = [set(rng.choice(40, 4, replace=False).tolist()) for _ in range(60)]
+        effects = rng.normal(0, share * 0.1 * 2, 40)
+        change = [rng.normal(0, 0.1) + np.mean([effects[d] for d in own]) for own in sets]
+        found = paired_scores([0.0] * 60, change, ["all"] * 60, documents=sets)
+        assert found.clusters < 60
+        covered += 0.0 in known(found.interval)
+        widths.append(found.standard_error / (np.std(change) / np.sqrt(60)))
+    assert covered / 200 >= 0.93
+    assert np.mean(widths) > wide
+
+
+def test_what_did_not_vary_is_not_known_of_other_documents() -> None:
+    sets = [{n % 5, n % 7} for n in range(20)]
+    assert paired_scores([1.0] * 20, [1.0] * 20, ["a"] * 20, documents=sets).unknown == LINKED
 
 
 def test_unpaired_and_impossible_values_are_refused() -> None:
@@ -183,6 +240,19 @@ def flips(total: int, lost: int, won: int = 0) -> Paired:
 )
 def test_a_loss_is_within_beyond_or_unknown(change: Paired, expected: Loss) -> None:
     assert judge_loss(change, 0.01) is expected
+
+
+def test_a_sure_loss_may_be_within_the_margin() -> None:
+    change = flips(100, 8)
+    assert known(change.one_sided).high < 0
+    assert judge_loss(change, 0.08) is Loss.UNKNOWN
+
+
+def test_no_interval_overrules_its_own_p() -> None:
+    """Three of 200 lost have p = 0.25, whatever the bounds of their mean are."""
+    change = replace(flips(200, 3), one_sided=Interval(-0.05, -0.03, 0.9))
+    assert change.p == 0.25
+    assert judge_loss(change, 0.001) is Loss.UNKNOWN
 
 
 def test_a_loss_of_exactly_the_margin_is_rarely_called_small() -> None:
