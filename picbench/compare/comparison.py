@@ -77,6 +77,11 @@ def conditions_of(manifest: Mapping[str, Any]) -> Conditions:
         hardware={
             "provenance.cpu.model": cpu.get("model"),
             "provenance.cpu.cores": cpu.get("cores"),
+            **(
+                {"provenance.cpu.instructions": cpu["instructions"]}
+                if "instructions" in cpu
+                else {}
+            ),
             "provenance.gpus": [gpu.get("name") for gpu in provenance.get("gpus", [])],
         },
         versions={

@@ -91,6 +91,13 @@ ENGINE = ("gpu", "driver", "torch", "vllm", "commit")
 GPU = ("gpu", "driver", "cuda", "python", "torch", "triton", "vllm", "commit")
 
 
+#: Of x86 and of Arm, as Linux calls them.
+_VECTORS = {
+    *("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"),
+    *("asimd", "asimddp", "bf16", "sve", "sve2"),
+}
+
+
 def collect() -> dict[str, object]:
     """Everything about this process and machine that a reader of results may want, as JSON."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -98,7 +105,12 @@ def collect() -> dict[str, object]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "cpu": {"model": cpu_model(), "cores": cores(), "memory_bytes": memory},
+        "cpu": {
+            "model": cpu_model(),
+            "cores": cores(),
+            "memory_bytes": memory,
+            "instructions": instructions(),
+        },
         "gpus": gpus(),
         "git": git_state(Path(__file__).parent),
         "environment": _variables(),
@@ -124,10 +136,20 @@ def checkout() -> str:
 
 def cpu_model() -> str:
     """The processor's name as Linux gives it; its architecture on other systems."""
+    return _cpu_fact("model name") or platform.machine()
+
+
+def instructions() -> list[str]:
+    """The extensions by which libraries choose their arithmetic, so that sums round otherwise."""
+    return sorted(_VECTORS & {*(_cpu_fact("flags") or _cpu_fact("Features")).split()})
+
+
+def _cpu_fact(name: str) -> str:
+    """What Linux says of the first processor; empty where it does not."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    facts = (line.partition(":") for line in lines)
+    return next((value.strip() for field, _, value in facts if field.strip() == name), "")
 
 
 def gpus() -> list[dict[str, str]]:

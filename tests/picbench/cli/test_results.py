@@ -129,7 +129,7 @@ def test_several_runs_have_one_page_here(
 def test_output_and_margin_are_taken(run: Path, tmp_path: Path) -> None:
     done = report(str(run), "--output", str(tmp_path / "page.html"), "--margin", "0.6")
     assert done.exit_code == 0, done.stderr
-    assert "It loses less than 0.6" in (tmp_path / "page.html").read_text()
+    assert "On other documents: loses less than 0.6" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from picbench.compare.arm import (
 from picbench.errors import IncomparableRuns
 from picbench.statistics.significance import Loss
 from picbench.store.reader import read_run
-from picbench.store.writer import SAMPLES
+from picbench.store.writer import SAMPLES, WORKLOAD
 
 
 def arms_of(harness: Harness, output: Path, *more: str) -> dict[str, MeasuredArm]:
@@ -49,6 +49,20 @@ def test_columns_have_a_value_for_each_answer(tmp_path: Path) -> None:
     assert len(set(arm.outputs)) == 1
     columns = [*(arm.times[name] for name in TIMES), *(arm.counters[name] for name in COUNTERS)]
     assert {len(column) for column in columns} == {3}
+
+
+def test_documents_are_read_where_they_link_all_requests(tmp_path: Path) -> None:
+    """Here each request also has the next one's chunk; alone, each has one of its own."""
+    apart = [make_sample(n) for n in range(3)]
+    chunks = [sample.segments[1] for sample in apart]
+    texts = [(*s.segments, chunks[(n + 1) % 3]) for n, s in enumerate(apart)]
+    linked = [replace(s, segments=text) for s, text in zip(apart, texts, strict=True)]
+    assert arms_of(Harness(apart), tmp_path / "apart")["full"].documents == ()
+    found = arms_of(Harness(linked), tmp_path / "linked")["full"]
+    assert [len(own) for own in found.documents] == [3, 3, 3]
+    assert len(frozenset.union(*found.documents)) == 4
+    (tmp_path / "linked" / WORKLOAD).unlink()
+    assert measured_arms(read_run(tmp_path / "linked"))["full"].documents == ()
 
 
 def test_failed_requests_are_counted_and_have_no_values(tmp_path: Path) -> None:

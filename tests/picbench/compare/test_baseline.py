@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from picbench.compare.baseline import (
     make_baseline,
     merge_arms,
     read_baseline,
+    usual_thresholds,
     with_relative_times,
     write_baseline,
 )
@@ -46,6 +48,22 @@ def test_a_run_that_is_named_twice_would_say_that_nothing_drifts(
 
 def test_one_run_tells_nothing_of_drift() -> None:
     assert save([possible_run(1)]).arms["full"].drift == {}
+
+
+def test_exact_answers_are_asked_for_where_all_repeats_agree() -> None:
+    """Of one answer to a prompt nobody knows if it repeats, nor of runs in other arithmetic."""
+    once = make_arm(size=20)
+    twice = repeated(once, 2)
+    changed = replace(once, outputs=("other", *once.outputs[1:]))
+    for runs, alike, outputs in (
+        ([once], True, None),
+        ([twice], True, "exact"),
+        ([once, once], True, "exact"),
+        ([once, once], False, None),
+        ([once, changed], True, None),
+    ):
+        found = usual_thresholds([{"full": arm} for arm in runs], alike=alike)
+        assert found.outputs == outputs
 
 
 def stored(arm: MeasuredArm) -> tuple[dict[str, Any], MeasuredArm]:

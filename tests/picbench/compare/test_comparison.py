@@ -68,3 +68,14 @@ def test_hardware_is_kept_apart() -> None:
 def test_drivers_and_versions_are_what_may_be_compared() -> None:
     assert conditions_of(MANIFEST).hardware["provenance.gpus"] == ["H"]
     assert conditions_of(MANIFEST).versions["provenance.packages.vllm"] == "1"
+
+
+def test_other_instructions_are_other_hardware() -> None:
+    """Unless one of the runs is from before they were kept."""
+    kept = ({"instructions": ["avx2"]}, {"instructions": ["avx2", "avx512f"]}, {})
+    old, new, unknown = (
+        conditions_of({"provenance": {"cpu": {"model": "C", "cores": 2, **more}}}).hardware
+        for more in kept
+    )
+    assert [m.field for m in mismatches(old, new)] == ["provenance.cpu.instructions"]
+    assert mismatches(old, unknown) == mismatches(unknown, old) == []
