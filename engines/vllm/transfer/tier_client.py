@@ -60,7 +60,7 @@ class TierClient:
         self._stack = open_tiers(far, taken=[spec.kind for spec in nearest])
         timer = StreamTimer if torch.cuda.is_available() else WallTimer
         self._clock = StepClock(timer) if specs else None
-        self._tiers = bool(specs)
+        self.has_tiers = bool(specs)
         self._namespace = b""
         # What is under way.
         self._loads: list[tuple[LoadCommand, list[TransferTask[Served]]]] = []
@@ -229,7 +229,7 @@ class TierClient:
 
     def _copy_engine(self) -> PlainCopies:
         """What copies to and from this pool; without tiers nothing is staged on a device."""
-        if not self._tiers or self._pool.device.type == "cpu":
+        if not self.has_tiers or self._pool.device.type == "cpu":
             return PlainCopies(self._pool)
         copies = StreamCopies(self._pool, Streams(self._pool.device))
         copies.warm_up()

@@ -1,20 +1,18 @@
-"""The scope of a worker's KV connector, and the namespace of its values in tiers.
+"""The scope of a worker's KV connector, and when the namespace of its values in tiers is set.
 
 vLLM keeps the worker's connector in a process-wide global
 (vllm/distributed/kv_transfer/kv_transfer_state.py). One process may run several engines, with and
 without picbench, so a worker sets the global only while one of its methods runs.
 """
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
 from vllm.distributed.kv_transfer import kv_transfer_state as state
 
+from picbench.engines.vllm.transfer.namespace import namespace, packing_noted
 from picbench.engines.vllm.transfer.tier_client import TierClient
 
 
@@ -55,6 +53,11 @@ class ConnectorWorkerMixin:
         worker: Any = self
         return namespace(worker.vllm_config, worker.model_runner.get_model(), worker.rank)
 
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model, whose weights name chunks in tiers."""
+        with packing_noted():
+            _upstream(super()).load_model(*args, **kwargs)
+
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocate the KV cache, and set the namespace of its values in tiers."""
         with self._connector_scope.active():
@@ -63,17 +66,18 @@ class ConnectorWorkerMixin:
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         """Load other weights; chunks that are stored from now on are theirs."""
-        try:
+        with self._weights_renamed():
             _upstream(super()).reload_weights(*args, **kwargs)
-        finally:
-            self._set_namespace()
+
+    def update_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Receive some of a trainer's weights."""
+        with packing_noted():
+            _upstream(super()).update_weights(*args, **kwargs)
 
     def finish_weight_update(self) -> None:
         """End an update by a trainer; chunks that are stored from now on are the new weights'."""
-        try:
+        with self._weights_renamed():
             _upstream(super()).finish_weight_update()
-        finally:
-            self._set_namespace()
 
     def compile_or_warm_up_model(self) -> Any:
         """Compile the model and capture graphs."""
@@ -97,85 +101,20 @@ class ConnectorWorkerMixin:
         with self._connector_scope.active():
             _upstream(super()).shutdown()
 
+    @contextmanager
+    def _weights_renamed(self) -> Iterator[None]:
+        try:
+            with packing_noted():
+                yield
+        finally:
+            self._set_namespace()
+
     def _set_namespace(self) -> None:
-        # Weights may be loaded before there is a pool.
-        if self._connector_scope.connector is not None:
+        # Weights may be loaded before there is a pool. To read them all takes seconds.
+        if self._connector_scope.connector is not None and self.tier_client.has_tiers:
             self.tier_client.set_namespace(self.namespace())
 
 
 def _upstream(parent: Any) -> Any:
     # Which of vLLM's workers comes next in the bases is not known statically.
     return parent
-
-
-#: Bytes of a parameter that are hashed as one sum.
-_SUMMED = 8192
-
-#: Columns that are read of a matrix which vLLM has packed.
-_COLUMNS = 64
-
-
-def namespace(vllm_config: Any, model: nn.Module, rank: int) -> bytes:
-    """A digest of the weights, the layout and dtype of the KV, and the worker's share of it.
-
-    Engines that serve the same checkpoint agree whatever its path. Any two others differ, also if
-    one embedding was trained, or nothing but linear layers were.
-    """
-    digest = hashlib.sha256()
-    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
-    facts = (
-        vllm_config.model_config.dtype,
-        cache.cache_dtype,
-        cache.block_size,
-        parallel.tensor_parallel_size,
-        rank,
-        vllm_config.model_config.hf_text_config.to_json_string(),
-    )
-    digest.update(repr(facts).encode())
-    for name, content in _weights(model):
-        digest.update(name.encode())
-        digest.update(content)
-    return digest.digest()
-
-
-@torch.inference_mode()
-def _weights(model: nn.Module) -> Iterator[tuple[str, bytes]]:
-    for name, parameter in sorted(model.named_parameters()):
-        yield name, _sums(parameter.detach())
-    for name, module in sorted(model.named_modules()):
-        # A linear layer whose weights vLLM has packed: `dispatch_cpu_unquantized_gemm` in
-        # vllm/model_executor/layers/utils.py of vLLM 0.32.0.
-        weight = getattr(module, "weight", None)
-        if hasattr(module, "cpu_linear") and isinstance(weight, Tensor) and not weight.numel():
-            yield name, _columns(module)
-
-
-def _sums(parameter: Tensor) -> bytes:
-    """The sums of a parameter's words, run by run, and what is left of them.
-
-    Sums of integers are the same on every device; a change of one element changes one of them.
-    """
-    content = parameter.reshape(-1).view(torch.uint8)
-    if content.storage_offset() % torch.int64.itemsize:
-        content = content.clone()
-    whole = content.numel() // _SUMMED * _SUMMED
-    words = content[:whole].view(torch.int64).view(-1, _SUMMED // torch.int64.itemsize)
-    return _bytes(words.sum(1)) + _bytes(content[whole:])
-
-
-def _columns(module: Any) -> bytes:
-    """Some columns of a packed matrix: its products with unit vectors, which are exact.
-
-    Training changes all columns, also where what it adds has a low rank. Upstream leaves an empty
-    parameter of the matrix's type; layers that all ranks have whole, such as a router, have no size
-    of a partition (vllm/model_executor/layers/linear.py).
-    """
-    size = getattr(module, "input_size_per_partition", None) or module.input_size
-    chosen = torch.arange(0, size, max(1, size // _COLUMNS))
-    units = torch.zeros(len(chosen), size, dtype=module.weight.dtype)
-    units[torch.arange(len(chosen)), chosen] = 1
-    return _bytes(module.cpu_linear(units, module.weight, None))
-
-
-def _bytes(values: Tensor) -> bytes:
-    return values.contiguous().cpu().view(torch.uint8).numpy().tobytes()

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers import utils
 
-from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin, namespace
+from picbench.engines.vllm.transfer.namespace import namespace, packing_noted
+from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
 
 
 class Upstream:
@@ -38,7 +39,7 @@ class MixedWorker(ConnectorWorkerMixin, Upstream):
         return b"new"
 
     def add_pool(self) -> None:
-        tier_client = SimpleNamespace(set_namespace=self.names.append)
+        tier_client = SimpleNamespace(set_namespace=self.names.append, has_tiers=True)
         self._connector_scope.connector = SimpleNamespace(tier_client=tier_client)
 
 
@@ -81,7 +82,8 @@ class Model(nn.Module):
         self.linear.weight = nn.Parameter(torch.randn(OUT, WIDTH, generator=numbers))
 
     def pack(self) -> "Model":
-        dispatch_cpu_unquantized_gemm(self.linear, remove_weight=True)
+        with packing_noted():
+            utils.dispatch_cpu_unquantized_gemm(self.linear, remove_weight=True)
         return self
 
 
@@ -106,16 +108,50 @@ def last_embedding(model: Model) -> None:
     model.embedding.data[-1, -1] += 1
 
 
-def embeddings_swapped(model: Model) -> None:
-    model.embedding.data[[100, 500]] = model.embedding.data[[500, 100]]
+def neighbours_swapped(model: Model) -> None:
+    model.embedding.data[[10, 11]] = model.embedding.data[[11, 10]]
+
+
+def two_signs(model: Model) -> None:
+    model.embedding.data[5, [1, 3]] *= -1
+
+
+def matrix(model: Model) -> torch.Tensor:
+    weight = model.linear.weight
+    assert isinstance(weight, nn.Parameter)
+    return weight.data
 
 
 def low_rank(model: Model) -> None:
-    model.linear.weight.data += torch.ones(OUT, 1) @ torch.full((1, WIDTH), 0.01)  # type: ignore[operator]
+    matrix(model).add_(torch.ones(OUT, 1) @ torch.full((1, WIDTH), 0.01))
+
+
+def rows_swapped(model: Model) -> None:
+    matrix(model)[[0, 1]] = matrix(model)[[1, 0]]
+
+
+def one_weight(model: Model) -> None:
+    matrix(model)[OUT - 1, WIDTH - 2] *= -1
+
+
+def scaled(model: Model) -> None:
+    matrix(model).mul_(2)
+
+
+CHANGES = (
+    one_embedding,
+    last_embedding,
+    neighbours_swapped,
+    two_signs,
+    low_rank,
+    rows_swapped,
+    one_weight,
+    scaled,
+)
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("change", [one_embedding, last_embedding, embeddings_swapped, low_rank])
+@pytest.mark.parametrize("change", CHANGES)
 def test_other_weights_have_other_names(change: Callable[[Model], None], packed: bool) -> None:
     before, after = Model(), Model()
     change(after)
@@ -125,17 +161,28 @@ def test_other_weights_have_other_names(change: Callable[[Model], None], packed:
     assert name(before) != name(after)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_router_that_all_ranks_have_whole_is_read(dtype: torch.dtype) -> None:
-    found = []
-    for scale in (1.0, 1.0, 2.0):
-        model = Model()
-        size = model.linear.input_size_per_partition
-        del model.linear.input_size_per_partition
-        model.linear.input_size = size
-        model.linear.weight = nn.Parameter((scale * model.linear.weight).to(dtype))  # type: ignore[operator]
-        found.append(name(model.pack()))
-    assert found[0] == found[1] != found[2]
+def test_a_matrix_that_was_packed_unseen_is_like_no_other() -> None:
+    model = Model()
+    utils.dispatch_cpu_unquantized_gemm(model.linear, remove_weight=True)
+    assert name(model) != name(model)
+
+
+def test_a_persistent_buffer_is_read_and_a_table_is_not() -> None:
+    """Scales of the KV are in one; tables follow from the configuration."""
+    plain, scaled, with_table = Model(), Model(), Model()
+    for model, scale in ((plain, 1.0), (scaled, 2.0), (with_table, 1.0)):
+        model.register_buffer("scale", torch.tensor(scale))
+    with_table.register_buffer("table", torch.ones(3), persistent=False)
+    assert name(plain) == name(with_table) != name(scaled)
+
+
+def test_layers_swapped_and_types_have_other_names() -> None:
+    before, swapped, typed = Model(), Model(), Model()
+    for model in (before, swapped, typed):
+        model.other = nn.Parameter(torch.arange(OUT * WIDTH, dtype=torch.float32).view(OUT, WIDTH))
+    swapped.linear.weight, swapped.other = swapped.other, swapped.linear.weight  # type: ignore[assignment]
+    typed.other = nn.Parameter(typed.other.data.view(torch.int32), requires_grad=False)
+    assert len({name(before), name(swapped), name(typed)}) == 3
 
 
 @pytest.mark.parametrize("packed", [False, True])
