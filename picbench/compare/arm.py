@@ -347,7 +347,10 @@ def _scores(
     before: MeasuredArm, after: MeasuredArm, margin: float | None, seed: int
 ) -> Iterator[MetricChange]:
     documents = before.documents or [frozenset[str]()] * len(before.samples)
-    columns = (before.scores, after.scores, before.clusters, before.prompts, documents)
+    requests = [
+        prompt or sample for prompt, sample in zip(before.prompts, before.samples, strict=True)
+    ]
+    columns = (before.scores, after.scores, before.clusters, requests, documents)
     pairs = list(zip(*columns, strict=True))
     scored = [a is not None and b is not None for a, b, *_ in pairs]
     every = [(a or 0.0, b or 0.0, *names) for a, b, *names in pairs]
@@ -357,8 +360,8 @@ def _scores(
     for name, rows in found.items():
         if not rows:
             continue
-        first, second, clusters, prompts, sets = zip(*rows, strict=True)
-        change = significance.paired_scores(first, second, clusters, seed, prompts, sets)
+        first, second, clusters, asked, sets = zip(*rows, strict=True)
+        change = significance.paired_scores(first, second, clusters, seed, asked, sets)
         if margin is None:
             loss, needed = None, significance.samples_for_width(change, POINT)
         else:

@@ -209,8 +209,7 @@ def compare_in_run(
 
 def adjusted(arms: Sequence[ArmComparison]) -> tuple[ArmComparison, ...]:
     """The comparisons with p values adjusted for being several, over arms and metrics (Holm)."""
-    tested = [m.p for arm in arms for m in arm.metrics if m.p is not None]
-    raised = iter(holm(tested))
+    raised = iter(holm([m.p for arm in arms for m in arm.metrics if m.p is not None]))
     return tuple(
         replace(
             arm,

@@ -10,15 +10,7 @@ import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
 from picbench.statistics import intervals
-from picbench.statistics.intervals import (
-    FEW,
-    ClusterSums,
-    Floats,
-    Interval,
-    Names,
-    StudentMean,
-    Values,
-)
+from picbench.statistics.intervals import FEW, ClusterSums, Floats, Interval, Names, Values
 
 #: Random assignments of signs, and up to how many clusters all are tried: 2^13 are fewer.
 FLIPS, _EXACT = 9999, 13
@@ -85,8 +77,8 @@ class Paired:
     they are None where nothing is known of these, and for scores `unknown` says why. `p` is that
     for no change on the same requests, whatever they share; of times it is `p_others`, as no time
     can be measured twice. `standard_error` is that of the mean difference, or of the mean log
-    ratio. Samples are `higher`, `equal` or `lower` in the second measurement.
-    `exact_p` is `p` where that is McNemar's: of right (1) and wrong (0) answers, asked once each.
+    ratio. Samples are `higher`, `equal` or `lower` in the second measurement. `exact_p` is `p`
+    where that is McNemar's, of right (1) and wrong (0) answers to requests that were asked once.
 
     The means of clusters changed by `least` to `most`, or their mean logarithms where `ratio`.
     `freedom` are the degrees of freedom of `standard_error`, 0 for a single cluster. Where
@@ -164,7 +156,8 @@ def _crossed(found: Paired, changes: Floats, documents: Sequence[Set[Hashable]])
         return None
     kinds = (away, np.array([*sums.values()]))
     errors = [sqrt(len(kind) / (len(kind) - 1) * float(kind @ kind)) / count for kind in kinds]
-    mean = StudentMean(float(changes.mean()), [*zip(errors, map(len, kinds), strict=True)])
+    parts = [*zip(errors, map(len, kinds), strict=True)]
+    mean = intervals.StudentMean(float(changes.mean()), parts)
     whole, one_sided = mean.interval(0.95), mean.interval(0.90)
     return replace(
         found,
