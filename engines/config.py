@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
+from picbench.errors import check_counts
+
 #: Slots of a KV block, and MEPIC's unit of recomputation.
 BLOCK_SIZE = 16
 
@@ -97,6 +99,14 @@ class EngineConfig(ChunkSettings):
     asynchronous: bool = True
     tensor_parallel: int = 1
     self_check: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(
+            context=self.context,
+            batch_tokens=self.batch_tokens,
+            max_requests=self.max_requests,
+            tensor_parallel=self.tensor_parallel,
+        )
 
 
 def batch_tokens(config: EngineConfig, context: int) -> int:

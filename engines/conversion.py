@@ -35,7 +35,7 @@ from picbench.engines.vllm.frontend.placements import (
 from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs, cut, marked_args
 from picbench.engines.vllm.launch import Launched
 from picbench.engines.vllm.settings import REJECTED, PicSettings
-from picbench.errors import ConfigError, EngineError
+from picbench.errors import ConfigError, EngineError, check_counts
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -129,7 +129,8 @@ class RequestPreparer:
     ) -> PreparedRequest:
         """Raises ConfigError for a request that the engine can never serve."""
         segments, tokens = self._tokenized(request)
-        limit = request.max_tokens or max_tokens
+        limit = max_tokens if request.max_tokens is None else request.max_tokens
+        check_counts(max_tokens=limit)
         _check_fits(len(tokens), limit, running)
         _check_ids(tokens, running)
         most = running.engine.vllm_config.model_config.max_logprobs
@@ -138,7 +139,8 @@ class RequestPreparer:
             raise ConfigError(message, hint="ask for fewer")
         params = self._params(limit, logprobs, ignore_eos)
         tag = f"request-{next(self._numbers)}"
-        algorithm = self._registry.parse(request.algorithm or self._config.algorithm)
+        named = request.algorithm
+        algorithm = self._registry.parse(self._config.algorithm if named is None else named)
         args = self._args(segments, algorithm, tag)
         if self._config.stock:
             if args.positions or args.slots:

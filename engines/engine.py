@@ -28,7 +28,7 @@ from picbench.engines.self_check import (
 )
 from picbench.engines.vllm.launch import Launched, launch
 from picbench.engines.vllm.worker.probes import compiled_kernels, measure_memory, watch_compilations
-from picbench.errors import ConfigError, EngineError
+from picbench.errors import ConfigError, EngineError, check_counts
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -120,6 +120,7 @@ class Engine(AbstractContextManager["Engine"]):
         requests that name none. With `logprobs`, each result has that many log-probabilities a
         token. Raises ConfigError for a request that can never be served, before any is started.
         """
+        check_counts(max_tokens=max_tokens, concurrency=concurrency)
         prepared = [self._prepare(r, max_tokens, logprobs, ignore_eos) for r in requests]
         pace = Pace(prepared, concurrency or len(prepared), arrivals)
         began = time.monotonic()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,6 +83,17 @@ def closest(wrong: str, known: Iterable[str], prefix: str = "") -> str:
     if near := get_close_matches(wrong, choices, n=1):
         return f"did you mean {prefix + near[0]!r}?"
     return f"there are: {', '.join(prefix + name for name in choices) or 'none'}"
+
+
+def check_counts(**counts: object) -> None:
+    """Raise ConfigError for a named count that is no integer of at least 1; None is not given."""
+    for name, count in counts.items():
+        if count is None:
+            continue
+        if not isinstance(count, bool) and isinstance(count, Integral) and int(count) >= 1:
+            continue
+        hint = f"give `{name}` as an integer, or leave it out"
+        raise ConfigError(f"{name} must be at least 1, got {count!r}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)

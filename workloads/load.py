@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from picbench.errors import ConfigError, DataError
+from picbench.errors import ConfigError, DataError, check_counts
 from picbench.workloads.datasets import Dataset, Reading, find
 from picbench.workloads.datasets.grid import Grid
 from picbench.workloads.prompts.chat import Chat
@@ -190,6 +190,7 @@ def _rendering(
     prompts: Path | None,
     chat: Chat | None,
 ) -> _Rendering:
+    check_counts(max_tokens=max_tokens, context=context)
     file = read_prompts(prompts) if prompts else None
     template = file.template(dataset.name) if file else dataset.template
     from_file = file.max_tokens.get(dataset.name) if file else None

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from picbench.errors import Refusal, closest, first_refusal
+from picbench.errors import ConfigError, Refusal, check_counts, closest, first_refusal
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,13 @@ def refusal(values: object, **settings: Any) -> Refusal:
     with pytest.raises(ValidationError) as caught:
         _Outer.model_validate(values)
     return first_refusal(caught.value, **settings)
+
+
+@pytest.mark.parametrize("count", [0, -3, False, True, 1.0, "2"])
+def test_a_count_is_an_integer_of_at_least_one(count: object) -> None:
+    check_counts(one=1, many=1 << 40, absent=None)
+    with pytest.raises(ConfigError, match=f"^many must be at least 1, got {count!r} "):
+        check_counts(one=1, many=count)
 
 
 def test_the_first_field_is_named_by_its_path() -> None:

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, check_counts
 from picbench.workloads.load import load_samples
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sources.bundled import BUNDLED
@@ -44,6 +44,7 @@ class ChunkSource:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        check_counts(max_tokens=self.max_tokens)
         for field, value, least in (
             ("pool", self.pool, 1),
             ("join", self.join, 1),

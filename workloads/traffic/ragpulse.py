@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
-from picbench.errors import ConfigError, DataError
+from picbench.errors import ConfigError, DataError, check_counts
 from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.sources.records import Record, file_records
 from picbench.workloads.traffic.corpus import SYNTHETIC
@@ -59,6 +59,7 @@ class TraceReplay:
         for field, value in (("requests", self.requests), ("speed", self.speed)):
             if not value > 0:
                 raise ConfigError(f"`{field}` {value} is not possible", hint="use more than 0")
+        check_counts(requests=self.requests, longest=self.longest, max_tokens=self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)

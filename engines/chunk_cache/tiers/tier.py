@@ -57,6 +57,8 @@ class TierSpec:
             options=dict(parse_qsl(query, keep_blank_values=True)),
             text=_SECRET.sub("//***@", text),
         )
+        if capacity == 0:
+            spec.reject("a capacity is missing: it is 0", f"write {kind}:...:4GiB")
         return replace(spec, deadline=spec.seconds("deadline") or spec.deadline)
 
     def reject(self, problem: str, hint: str) -> NoReturn:

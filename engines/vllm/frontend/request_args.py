@@ -157,14 +157,14 @@ def read_args(
     for name, value in (("algorithm", algorithm), ("tag", tag)):
         if value is not None and not isinstance(value, str):
             raise ConfigError(f"the {name} is {value!r}, not a string")
-    if algorithm:
+    if algorithm is not None:
         registry.parse(algorithm)
     hint = "each span is [start, end] in prompt tokens"
     rows = rows_of_integers(given.get("spans", ()), "spans", 2, hint)
     spans = ordered_spans(rows, "spans", len(prompt))
     return RequestArgs(
         spans,
-        algorithm or None,
+        algorithm,
         tag,
         read_positions(given.get("positions", ()), spans, len(prompt)),
         read_slots(given.get("slots", ()), spans),

@@ -411,6 +411,29 @@ class TestArrival:
             engine.generate([good, bad])
         assert engine.generate([good])[0].tokens
 
+    @pytest.mark.parametrize("count", [0, -1, True, 4.0])
+    def test_a_request_has_at_least_one_token_to_make(self, engine, draw, count):
+        prompt = [Chunk(tokens=draw(40, 2)), Text(tokens=draw(5, 3))]
+        named, plain = Request(prompt, max_tokens=count), Request(prompt)
+        match = f"^max_tokens must be at least 1, got {count}"
+        with pytest.raises(ConfigError, match=match):
+            engine.generate([named], ignore_eos=True)
+        with pytest.raises(ConfigError, match=match):
+            engine.submit(named)
+        with pytest.raises(ConfigError, match=match):
+            engine.generate([plain], max_tokens=count)
+        with pytest.raises(ConfigError, match=r"^concurrency must be at least 1"):
+            engine.generate([plain], concurrency=count)
+
+    def test_an_algorithm_without_a_name_is_not_the_default(self, engine, draw):
+        with pytest.raises(ConfigError, match="unknown algorithm ''"):
+            engine.generate([Request([Text(tokens=draw(5, 3))], algorithm="")])
+
+    @pytest.mark.parametrize("name", ["context", "batch_tokens", "max_requests"])
+    def test_a_limit_of_nothing_is_not_the_default(self, llama, name):
+        with pytest.raises(ConfigError, match=f"^{name} must be at least 1, got 0"):
+            EngineConfig(model=str(llama), **{name: 0})
+
     def test_text_without_a_tokenizer(self, engine):
         with pytest.raises(ConfigError, match="has no tokenizer"):
             engine.generate([Request([Text("words")])])

@@ -129,7 +129,16 @@ def test_the_first_requests_are_taken_and_replies_shortened(folder: Path) -> Non
     assert found.arrivals == (0.0, 10.0)
 
 
-@pytest.mark.parametrize("values", [{"requests": 0}, {"speed": 0.0}, {"speed": float("nan")}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"requests": 0},
+        {"longest": 0},
+        {"max_tokens": 0},
+        {"speed": 0.0},
+        {"speed": float("nan")},
+    ],
+)
 def test_impossible_values_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"`{next(iter(values))}`"):
         replay(**values)

@@ -39,6 +39,12 @@ def test_an_address_that_cannot_be_read_tells_no_password() -> None:
     assert "def" not in f"{caught.value}"
 
 
+def test_a_size_of_nothing_is_not_the_default() -> None:
+    for text in ("host:0GiB", "redis://h:6379:0GiB"):
+        with pytest.raises(ConfigError, match="it is 0"):
+            parse_tiers(text)
+
+
 def test_a_port_is_no_capacity() -> None:
     (spec,) = parse_tiers("redis://h:6379")
     assert (spec.location, spec.capacity) == ("//h:6379", None)
