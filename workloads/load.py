@@ -1,7 +1,7 @@
 """From a data set's name to the samples of a run."""
 
 from collections import Counter as Multiset
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from picbench.workloads.prompts.template import Template, read_prompts
 from picbench.workloads.prompts.tokens import Encoder, Tokenizer
 from picbench.workloads.prompts.truncate import Frame, truncate
 from picbench.workloads.sample import Sample, SampleSegment
-from picbench.workloads.sources.row import BadRows, DatasetRow
+from picbench.workloads.sources.row import BadRows, DatasetRow, placed
 from picbench.workloads.sources.source import RowSource
 
 #: Tokens that generated contexts leave free for the question and the end of a sentence.
@@ -58,12 +58,16 @@ class _Rendering:
         return self.chat.wrap(head, tail) if self.chat else (head, tail)
 
     def sample(self, row: DatasetRow) -> Sample | None:
-        """The sample of a row; None for one from which there is nothing to drop."""
-        chunks = self.dataset.split(row.context, self.count)
+        """The sample of a row; None for one from which there is nothing to drop.
+
+        Raises DataError for a row whose passages are not those that it counts.
+        """
+        chunks = row.passages or self.dataset.split(row.context, self.count)
         self._check(row, chunks)
         left_out: frozenset[int] = frozenset()
         if self.drop:
-            left_out = leads(row.documents or self.dataset.documents(chunks), row.gold)
+            documents = self._documents(row, chunks) or range(len(chunks))
+            left_out = leads(documents, row.gold, row.places)
             if not left_out:
                 return None
         segments = self._segments(row, chunks, left_out)
@@ -74,12 +78,18 @@ class _Rendering:
             row.answers,
             self.max_tokens,
             row.source,
-            ordered=len(self.dataset.marked(row.context)) == 1,
+            ordered=not row.passages and len(self.dataset.marked(row.context)) == 1,
         )
         if self.budget is None or whole.prompt_tokens <= self.budget:
             return whole
         kept = truncate(segments, self.budget, self.tokenizer, self._frame(self.budget))
         return replace(whole, segments=kept, truncated=True)
+
+    def _documents(self, row: DatasetRow, chunks: Sequence[str]) -> Sequence[Hashable]:
+        """Name the document of each passage: its own where its place in one is not known."""
+        if row.documents or not (row.places or row.passages):
+            return row.documents
+        return self.dataset.documents(chunks) if row.places else range(len(chunks))
 
     def _frame(self, budget: int) -> Frame:
         if self.chat is None:
@@ -112,19 +122,20 @@ class _Rendering:
     def _before(self, row: DatasetRow, chunks: Sequence[str]) -> list[SampleSegment | None]:
         if not self.documents:
             return [None] * len(chunks)
-        texts = self.dataset.before(chunks, row.documents)
+        texts = self.dataset.before(chunks, self._documents(row, chunks), row.places)
         pairs = zip(texts, self.encode(texts), strict=True)
         return [SampleSegment("text", text, ids) if ids else None for text, ids in pairs]
 
     def _check(self, row: DatasetRow, chunks: Sequence[str]) -> None:
-        if row.documents and len(row.documents) != len(chunks):
-            raise DataError(
-                f"{row.source}: {len(row.documents)} documents for {len(chunks)} passages",
-                hint="`documents` of a row has a number for each passage",
-            )
+        for field, numbers in (("documents", row.documents), ("places", row.places)):
+            if numbers and len(numbers) != len(chunks):
+                raise DataError(
+                    f"{len(numbers)} {field} for {len(chunks)} passages",
+                    hint=f"`{field}` of a row has a number for each passage",
+                )
         if row.gold and max(row.gold) >= len(chunks):
             raise DataError(
-                f"{row.source}: gold passage {max(row.gold)} of {len(chunks)}",
+                f"gold passage {max(row.gold)} of {len(chunks)}",
                 hint="`gold_passages` of a row counts its passages from 0",
             )
 
@@ -164,7 +175,7 @@ def load_samples(
     reading = Reading(how.count, seed, how.room, bad_rows or BadRows(), grid)
     source = data if isinstance(data, RowSource) else RowSource(data)
     rows = _distinct(_shuffle(how.dataset.rows(source, reading), seed))
-    samples = list(islice(filter(None, map(how.sample, rows)), limit))
+    samples = list(islice(_samples(how, rows, reading.bad), limit))
     if samples:
         return samples
     if drop:
@@ -174,6 +185,15 @@ def load_samples(
             "ones of musique, 2wikimqa and hotpotqa do",
         )
     raise DataError(f"{source.path}: no rows for {dataset!r}", hint=_no_rows_hint(reading.bad))
+
+
+def _samples(how: _Rendering, rows: Iterable[DatasetRow], bad: BadRows) -> Iterator[Sample]:
+    for row in rows:
+        try:
+            if sample := how.sample(row):
+                yield sample
+        except DataError as error:
+            bad.reject(placed(row.source, error))
 
 
 def _no_rows_hint(bad: BadRows) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import ClassVar, Literal
 
 from picbench.errors import ConfigError, DataError
@@ -11,7 +11,7 @@ from picbench.workloads.metrics.f1 import comparable, f1, wordless
 from picbench.workloads.metrics.rouge import rouge_l
 from picbench.workloads.prompts.segmentation import Counter, before, by_tokens
 from picbench.workloads.prompts.template import Template
-from picbench.workloads.sources.row import BadRows, DatasetRow, read_rows
+from picbench.workloads.sources.row import BadRows, DatasetRow, placed, read_rows
 from picbench.workloads.sources.source import RowSource, no_rows
 
 Metric = Literal["f1", "rouge-l"]
@@ -65,15 +65,20 @@ class Dataset:
         """Name the document of each chunk of a marked context: by default one of its own."""
         return range(len(chunks))
 
-    def before(self, chunks: Sequence[str], documents: Sequence[Hashable] = ()) -> list[str]:
+    def before(
+        self, chunks: Sequence[str], documents: Sequence[Hashable] = (), places: Sequence[int] = ()
+    ) -> list[str]:
         """For each chunk of a context, the text of its document that precedes it.
 
-        `documents` names the document of each chunk where the row does. A context without marks is
-        one document.
+        `documents` names the document of each chunk, and `places` its place there, where the row
+        does. A context without marks is one document; where the order of chunks in their documents
+        is not known, each stands alone.
         """
-        if len(self.marked("".join(chunks))) == 1:
-            documents = (0,) * len(chunks)
-        return before(chunks, documents or self.documents(chunks))
+        if documents:
+            return before(chunks, documents, places)
+        if len(self.marked("".join(chunks))) > 1:
+            return [""] * len(chunks)
+        return list(accumulate(chunks, initial=""))[:-1]
 
     def rows(self, data: RowSource, reading: Reading) -> Iterator[DatasetRow]:
         """Read the rows in `data`, round-robin over its files in the order of their names.
@@ -126,8 +131,8 @@ def _answered(rows: Iterator[DatasetRow], bad: BadRows) -> Iterator[DatasetRow]:
     for row in rows:
         answers = tuple(answer for answer in row.answers if not wordless(answer))
         if all(answer.strip(" .").lower() in _NO_ANSWER for answer in answers):
-            error = f"{row.source}: field 'answers': no reply can match {row.answers[0]!r}"
-            hint = "an answer has a word that is no article; `on_bad_row=skip` leaves the row out"
-            bad.reject(DataError(error, hint=hint))
+            error = f"field 'answers': no reply can match {row.answers[0]!r}"
+            hint = "an answer has a word that is no article"
+            bad.reject(placed(row.source, DataError(error, hint=hint)))
         else:
             yield replace(row, answers=answers)

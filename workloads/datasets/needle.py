@@ -58,7 +58,9 @@ class Needle(Dataset):
         "Q: {input}\nShort reply:"
     )
 
-    def before(self, chunks: Sequence[str], documents: Sequence[Hashable] = ()) -> list[str]:
+    def before(
+        self, chunks: Sequence[str], documents: Sequence[Hashable] = (), places: Sequence[int] = ()
+    ) -> list[str]:
         """Sections are documents; text without sections is one, as far as the haystack goes."""
         return before_in_sections(chunks)
 
@@ -148,7 +150,7 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror}", hint="`data=DIR`") from error
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(

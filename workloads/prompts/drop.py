@@ -3,18 +3,18 @@
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
+from picbench.workloads.prompts.segmentation import preceding
+
 #: ``lead``: what precedes a passage that the answer needs, in the passage's document.
 Drop = Literal["lead"]
 
 
-def leads(documents: Sequence[Hashable], gold: Sequence[int]) -> frozenset[int]:
+def leads(
+    documents: Sequence[Hashable], gold: Sequence[int], places: Sequence[int] = ()
+) -> frozenset[int]:
     """The passages that precede one of `gold` in its document, except those of `gold`.
 
-    `documents` names the document of each passage.
+    `documents` and `places` are as in `preceding`.
     """
-    return frozenset(
-        passage
-        for needed in gold
-        for passage in range(needed)
-        if documents[passage] == documents[needed] and passage not in gold
-    )
+    earlier = preceding(documents, places)
+    return frozenset(passage for needed in gold for passage in earlier[needed]) - {*gold}

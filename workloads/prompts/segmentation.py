@@ -9,17 +9,19 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from picbench.errors import DataError
+
 #: Counts the tokens of each text.
 Counter = Callable[[Sequence[str]], Sequence[int]]
 
 #: EPIC's chunk length in tokens for text without marks.
 CHUNK_TOKENS = 512
 
-_PASSAGE = re.compile(r"^Passage \d+:\n", re.MULTILINE)
-_DIALOGUE = re.compile(r"^Dialogue:", re.MULTILINE)
-_ARTICLE = re.compile(r"^Passage \d+:\n|\|{5}", re.MULTILINE)
+_PASSAGE = re.compile(r"^Passage ([0-9]{1,9}):[ \t]*\r?\n", re.MULTILINE)
+_DIALOGUE = re.compile(r"^(Dialogue|Summary):", re.MULTILINE)
+_ARTICLE = re.compile(r"\|{5}")
 _SENTENCE_END = re.compile(r"[.!?][\"'\u201d\u2019)\]]*\s+|\n\s*\n")
-_TITLE = re.compile(r"Passage \d+:\n(.*\S)")
+_TITLE = re.compile(r".*\S")
 _SECTION = re.compile(r"^Section \d+:", re.MULTILINE)
 _WORD_END = re.compile(r"\s+")
 
@@ -33,33 +35,71 @@ class _Atom(NamedTuple):
 
 
 def passages(context: str) -> list[str]:
-    """Cut before every ``Passage i:`` line, which stays with its passage."""
-    return _cut_before(context, _PASSAGE)
+    """Cut before the lines ``Passage 1:``, ``Passage 2:`` ..., which stay with their passages.
+
+    Other lines of this form are text that a passage quotes. Raises DataError where two lines could
+    be the beginning of one passage.
+    """
+    marks = list(_PASSAGE.finditer(context))
+    first = _in_order(marks, 1, 1)
+    if first and first[::-1] != _in_order(marks[::-1], len(first), -1):
+        raise DataError(
+            "a passage quotes the line that the next one begins with: two ways to cut the context",
+            hint="`columns=passages=COLUMN` takes passages from a list",
+        )
+    return _cut_at(context, first)
 
 
 def dialogues(context: str) -> list[str]:
-    """Cut before every line that starts with ``Dialogue:`` (an example with its summary)."""
-    return _cut_before(context, _DIALOGUE)
+    """Cut before every line that starts with ``Dialogue:`` (an example) after a ``Summary:``."""
+    marks = [(match[1], match.start()) for match in _DIALOGUE.finditer(context)]
+    pairs = pairwise([("Summary", 0), *marks])
+    return _cut_at(context, [at for (last, _), (mark, at) in pairs if last > mark])
 
 
 def articles(context: str) -> list[str]:
-    """Cut before every article: a ``Passage i:`` line, or Multi-News' own ``|||||``."""
-    return _cut_before(context, _ARTICLE)
+    """Cut before every passage, or where there is none at Multi-News' own ``|||||``."""
+    found = passages(context)
+    marks = () if len(found) > 1 else _ARTICLE.finditer(context)
+    return _cut_at(context, (mark.start() for mark in marks)) if marks else found
+
+
+def content(passage: str) -> str:
+    """A passage without the ``Passage i:`` line."""
+    head = _PASSAGE.match(passage)
+    return passage[head.end() :] if head else passage
 
 
 def title(passage: str) -> str | None:
-    """The line after a ``Passage i:`` line; None where there is none."""
-    found = _TITLE.match(passage)
-    return found[1] if found else None
+    """The first line of a passage's content; None where it is blank."""
+    found = _TITLE.match(content(passage))
+    return found[0] if found else None
 
 
-def before(chunks: Sequence[str], documents: Sequence[Hashable]) -> list[str]:
-    """For each chunk, the chunks before it that are from the same document, concatenated."""
-    so_far: dict[Hashable, str] = {}
+def preceding(documents: Sequence[Hashable], places: Sequence[int] = ()) -> list[list[int]]:
+    """For each passage, those before it in its document, in order.
+
+    `documents` names the document of each, `places` its place there (default: in their order).
+    """
+    at = places or range(len(documents))
+    order = sorted(range(len(at)), key=at.__getitem__)
+    return [
+        [other for other in order if documents[other] == document and at[other] < place]
+        for document, place in zip(documents, at, strict=True)
+    ]
+
+
+def before(
+    chunks: Sequence[str], documents: Sequence[Hashable], places: Sequence[int] = ()
+) -> list[str]:
+    """For each chunk, those before it in its document, each content once and never its own."""
     found: list[str] = []
-    for chunk, document in zip(chunks, documents, strict=True):
-        found.append(so_far.get(document, ""))
-        so_far[document] = found[-1] + chunk
+    for chunk, earlier in zip(chunks, preceding(documents, places), strict=True):
+        once: dict[str, str] = {}
+        for number in earlier:
+            once.setdefault(content(chunks[number]).strip(), chunks[number])
+        once.pop(content(chunk).strip(), None)
+        found.append("".join(once.values()))
     return found
 
 
@@ -100,8 +140,13 @@ def by_tokens(context: str, count: Counter, size: int = CHUNK_TOKENS) -> list[st
     return chunks
 
 
-def _cut_before(text: str, marker: re.Pattern[str]) -> list[str]:
-    return _cut_at(text, (match.start() for match in marker.finditer(text)))
+def _in_order(marks: Iterable[re.Match[str]], number: int, step: int) -> list[int]:
+    """Where the first mark called `number` is, the first called `number + step` after it, ..."""
+    found: list[int] = []
+    for mark in marks:
+        if int(mark[1]) == number + step * len(found):
+            found.append(mark.start())
+    return found
 
 
 def _cut_after(text: str, marker: re.Pattern[str]) -> list[str]:

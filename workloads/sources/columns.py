@@ -15,40 +15,13 @@ from picbench.workloads.sources.nested import (
     strings,
     unpacked,
 )
+from picbench.workloads.yaml_data import read_data
 
 #: What a row can have, and what each field is.
-FIELDS: Mapping[str, str] = MappingProxyType(
-    {
-        "input": "the question, or what is to be summarised; empty: none",
-        "context": "the text that is cut into chunks",
-        "passages": "a list of passages, instead of a context",
-        "title": "in a passage: its title",
-        "body": "in a passage: its text or its sentences",
-        "supports": "in a passage: whether the answer needs it",
-        "answers": "the replies that count as right: a text or a list",
-        "id": "the row's name",
-        "gold_passages": "numbers, from 0, of the passages that the answer needs",
-        "gold_titles": "titles of the passages that the answer needs",
-        "documents": "for each passage the number of its document",
-        "each": "a list in the row; each of its elements is a row that sees the columns around it",
-    }
-)
+FIELDS: Mapping[str, str] = MappingProxyType(read_data("sources", "columns")["fields"])
 
-#: Mappings by name. Those of HotpotQA and 2WikiMultihopQA hold for their own files and for the
-#: copies on the hub, whose passages are columns of titles and of sentences.
-NAMED: Mapping[str, str] = MappingProxyType(
-    {
-        "squad": "input=question,context=context,answers=answers.text|answers,id=id|key|",
-        "squad-file": "each=paragraphs.qas,input=question,context=context,answers=answers.text,"
-        "id=id",
-        "mrqa": "each=qas,input=question,context=context,answers=answers,id=qid",
-        "narrativeqa": "input=question.text,context=document.summary.text,answers=answers.text",
-        "hotpotqa": "input=question,passages=context,title=title,body=sentences|content,"
-        "answers=answer,id=_id|id,gold_titles=supporting_facts",
-        "musique": "input=question,passages=paragraphs,title=title,body=paragraph_text,"
-        "supports=is_supporting,answers=answer+answer_aliases,id=id",
-    }
-)
+#: Mappings by name.
+NAMED: Mapping[str, str] = MappingProxyType(read_data("sources", "columns")["named"])
 
 #: Where a row's columns are looked up: in its own object, then in those around it.
 Scope = Sequence[Mapping[str, Any]]
@@ -78,7 +51,7 @@ class Columns:
     def row(self, scope: Scope) -> dict[str, Any]:
         """A row in LongBench's schema; DataError for a column that `scope` lacks."""
         if not self.of:
-            return dict(scope[0])
+            return dict(scope[0]) | {"passages": None}
         row: dict[str, Any] = {
             "input": self._get(scope, "input") if self.of["input"] else "",
             "answers": strings(self._get(scope, "answers")),
@@ -89,7 +62,7 @@ class Columns:
             row["context"] = self._get(scope, "context")
         if "id" in self.of:
             row["_id"] = self._get(scope, "id")
-        for field in ("gold_passages", "documents"):
+        for field in ("gold_passages", "documents", "places"):
             if field in self.of:
                 row[field] = self._get(scope, field)
         return row
@@ -101,8 +74,13 @@ class Columns:
         if "gold_titles" in self.of:
             titles = _titles(self._get(scope, "gold_titles"), self.of.get("title", ""))
             gold = [number for number, passage in enumerate(found) if passage.title in titles]
-        context = "\n".join(_shown(number, p) for number, p in enumerate(found, start=1))
-        return {"context": context} | ({"gold_passages": gold} if gold else {})
+        shown = [_shown(number, p) for number, p in enumerate(found, start=1)]
+        shown[:-1] = [f"{passage}\n" for passage in shown[:-1]]
+        row: dict[str, Any] = {"context": "".join(shown), "passages": shown}
+        row |= {"gold_passages": gold} if gold else {}
+        if "articles" in self.of:
+            row |= _places(found, strings(self._get(scope, "articles")))
+        return row
 
     def _get(self, scope: Scope, field: str) -> Any:
         found = find(scope, self.of[field])
@@ -192,6 +170,15 @@ def _scopes(scope: Scope, each: str) -> Iterator[Scope]:
         )
     for element in elements:
         yield from _scopes([element, *scope], rest)
+
+
+def _places(found: Sequence[ContextPassage], articles: Sequence[str]) -> dict[str, list[int]]:
+    """The document of each passage, and where in its text the passage is."""
+    places = [str(text).find(p.body) for text, p in zip(articles, found, strict=False)]
+    if len(articles) != len(found) or -1 in places:
+        hint = "`columns=articles=COLUMN` has the whole text of each passage's document"
+        raise DataError("a passage is not in the text of its article", hint=hint)
+    return {"documents": [articles.index(text) for text in articles], "places": places}
 
 
 def _titles(value: Any, title: str) -> set[str]:

@@ -41,8 +41,9 @@ class DatasetRow:
 
     `input` is the question (or the dialogue to summarise; empty where the task needs none),
     `context` the text that is cut into chunks, `source` the row's place, such as ``file:line``.
-    Where the row says so, `gold` are the passages (from 0) that the answer needs, and `documents`
-    the numbers of the documents that the passages are from.
+    Where the row says so, `passages` are the context's, in which nothing is cut, `gold` those (from
+    0) that the answer needs, `documents` the numbers of the documents that they are from, and
+    `places` their places in these.
     """
 
     id: str
@@ -53,6 +54,8 @@ class DatasetRow:
     source: str
     gold: tuple[int, ...] = ()
     documents: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
+    passages: tuple[str, ...] = ()
 
 
 def read_rows(
@@ -67,7 +70,7 @@ def read_rows(
         try:
             scopes = list(columns.scopes(record.values()))
         except DataError as error:
-            bad.reject(_at(record.source, error))
+            bad.reject(placed(record.source, error))
             continue
         for number, scope in enumerate(scopes, start=1):
             source = record.source if "each" not in columns.of else f"{record.source}.{number}"
@@ -75,7 +78,7 @@ def read_rows(
                 _check_answerable(scope)
                 yield _parse(columns.row(scope), source, dataset)
             except DataError as error:
-                bad.reject(_at(source, error))
+                bad.reject(placed(source, error))
 
 
 def content_id(*texts: str) -> str:
@@ -87,7 +90,7 @@ def content_id(*texts: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _at(source: str, error: DataError) -> DataError:
+def placed(source: str, error: DataError) -> DataError:
     """The error, with the row's place in front, and what to do about such rows."""
     found = error.message
     skip = "`on_bad_row=skip` leaves the row out"
@@ -133,4 +136,6 @@ def _parse(values: Mapping[str, Any], source: str, dataset: str) -> DatasetRow:
         source=source,
         gold=tuple(found.gold_passages or ()),
         documents=tuple(found.documents or ()),
+        places=tuple(found.places or ()),
+        passages=tuple(found.passages or ()),
     )

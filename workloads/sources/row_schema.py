@@ -18,8 +18,8 @@ from picbench.errors import first_refusal
 class RowSchema(BaseModel):
     """One line of a data file, in LongBench's schema; other fields are ignored.
 
-    Two fields are picbench's own: the passages (from 0) that the answer needs, and for each passage
-    the number of the document that it is from.
+    Picbench's own fields are the passages (from 0) that the answer needs, for each passage the
+    number of the document that it is from and its place there, and, from `columns`, the passages.
     """
 
     model_config = ConfigDict(strict=True)
@@ -31,6 +31,8 @@ class RowSchema(BaseModel):
     id: str | int | None = Field(default=None, alias="_id")
     gold_passages: list[NonNegativeInt] | None = None
     documents: list[int] | None = None
+    places: list[int] | None = None
+    passages: list[str] | None = None
 
 
 class PromptFileSchema(BaseModel):

@@ -1,9 +1,10 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from picbench.errors import DataError
 from picbench.workloads.prompts.segmentation import (
     articles,
     by_tokens,
@@ -31,7 +32,10 @@ def count_words(texts: Sequence[str]) -> list[int]:
 @pytest.mark.parametrize("cut", [passages, dialogues, articles, sentences])
 @given(text=TEXTS)
 def test_chunks_are_the_text(cut: Callable[[str], list[str]], text: str) -> None:
-    chunks = cut(text)
+    try:
+        chunks = cut(text)
+    except DataError:
+        assume(False)
     assert "".join(chunks) == text
     assert all(chunks)
 
@@ -50,8 +54,54 @@ def test_only_the_last_token_chunk_is_short(text: str, size: int) -> None:
 
 
 def test_passages_keep_their_marker() -> None:
-    text = "Passage 1:\nOne\nsays Passage 2:\n more.\nPassage 10:\nTwo"
-    assert passages(text) == ["Passage 1:\nOne\nsays Passage 2:\n more.\n", "Passage 10:\nTwo"]
+    text = "Passage 1:\nOne\nsays Passage 2:\n more.\nPassage 2:\nTwo"
+    assert passages(text) == ["Passage 1:\nOne\nsays Passage 2:\n more.\n", "Passage 2:\nTwo"]
+
+
+QUOTING = st.lists(st.sampled_from(["x", "Passage 7:", "Passage 99:", "Passage 007: "]), max_size=4)
+
+
+@given(bodies=st.lists(QUOTING, min_size=2, max_size=5), end=st.sampled_from(["\n", "\r\n"]))
+def test_a_passage_that_quotes_a_mark_is_one(bodies: list[list[str]], end: str) -> None:
+    blocks = [
+        end.join([f"Passage {number}:", *lines, ""]) for number, lines in enumerate(bodies, start=1)
+    ]
+    assert passages("".join(blocks)) == articles("".join(blocks)) == blocks
+
+
+@pytest.mark.parametrize(
+    ("before", "quoted", "after"), [(1, 2, 2), (2, 2, 3), (3, 3, None), (1, 1, 2)]
+)
+def test_a_context_that_can_be_cut_in_two_ways_is_refused(
+    before: int, quoted: int, after: int | None
+) -> None:
+    numbers = [*range(1, before + 1), quoted, *([] if after is None else [after])]
+    with pytest.raises(DataError, match="two ways to cut"):
+        passages("".join(f"Passage {number}:\nx\n" for number in numbers))
+
+
+def test_marks_of_other_numbers_are_text() -> None:
+    text = "Passage 1:\na\nPassage 1x:\nPassage 3:\nb\nPassage 2:\nPassage 1:\nPassage 3:\nc"
+    assert passages(text) == [
+        "Passage 1:\na\nPassage 1x:\nPassage 3:\nb\n",
+        "Passage 2:\nPassage 1:\n",
+        "Passage 3:\nc",
+    ]
+    huge = f"Passage {'9' * 5_000}:\n"
+    assert passages(huge) == [huge]
+
+
+def test_an_example_ends_with_its_summary() -> None:
+    first = "Dialogue: A: hi\nDialogue: is what we have\nSummary: They talk.\n"
+    assert dialogues(first + "Dialogue: B: yo\nSummary: x") == [
+        first,
+        "Dialogue: B: yo\nSummary: x",
+    ]
+
+
+def test_passages_may_quote_the_marks_of_articles() -> None:
+    text = "Passage 1:\na ||||| b\nPassage 2:\nc"
+    assert articles(text) == ["Passage 1:\na ||||| b\n", "Passage 2:\nc"]
 
 
 def test_text_before_the_first_passage_is_a_chunk() -> None:
