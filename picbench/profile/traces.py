@@ -1,7 +1,7 @@
 """Requests of a trace, as far as caches can tell them apart.
 
-A trace is RAGPulse's folder, a request file of `picbench traffic`, or a user's JSON Lines
-(`PromptLine`).
+A trace is RAGPulse's folder, a request file of `picbench traffic`, lines in Mooncake's form
+(`MooncakeLine`), or a user's JSON Lines (`PromptLine`).
 """
 
 import gzip
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -33,6 +33,12 @@ _MOST = 10_000_000
 
 #: Lines that are looked at to tell whether a trace has texts or token ids.
 _LOOKED_AT = 100
+
+#: Tokens that a reply has where a trace does not say it.
+_OUTPUT = 16
+
+#: Prompt tokens that an id of Mooncake's traces stands for.
+_MOONCAKE_TOKENS = 512
 
 _LINES_HINT = (
     'a line is {"arrival": 0.5, "output": 80, "parts": [{"text": "..."}, {"chunk": "a", "tokens": '
@@ -135,15 +141,41 @@ class PromptLine(BaseModel):
     """A request: the contents of its prompt, its arrival, and what it generated.
 
     `arrival` is in seconds, `output` the number of generated tokens. `reply` is the generated
-    content, which later prompts may contain.
+    content, which later prompts may contain, and has as many tokens.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     parts: Annotated[list[PromptContent], Field(min_length=1)]
     arrival: float | None = Field(None, ge=0, allow_inf_nan=False)
-    output: _Count = 16
+    output: _Count | None = None
     reply: PromptContent | None = None
+
+
+class MooncakeLine(BaseModel):
+    """A request of a trace of Mooncake (github.com/kvcache-ai/Mooncake, FAST25-release).
+
+    Each of `hash_ids` stands for 512 tokens of the prompt after all those before them, the last one
+    for what is left of `input_length`. `timestamp` is in milliseconds.
+    """
+
+    timestamp: float = Field(ge=0, allow_inf_nan=False)
+    input_length: _Count
+    output_length: _Count
+    hash_ids: list[int]
+
+    def line(self) -> PromptLine:
+        """The same request. Raises ValueError where its length is not that of its ids."""
+        ends = range(_MOONCAKE_TOKENS, self.input_length + _MOONCAKE_TOKENS, _MOONCAKE_TOKENS)
+        if len(ends) != len(self.hash_ids):
+            raise ValueError(
+                f"field 'hash_ids': {len(self.hash_ids)} ids, but {self.input_length} tokens are "
+                f"{len(ends)} of up to {_MOONCAKE_TOKENS}"
+            )
+        sizes = (_MOONCAKE_TOKENS - max(0, end - self.input_length) for end in ends)
+        pairs = zip(self.hash_ids, sizes, strict=True)
+        parts = [PromptContent(id=str(name), tokens=size) for name, size in pairs]
+        return PromptLine(parts=parts, arrival=self.timestamp / 1000, output=self.output_length)
 
 
 class ContentTable:
@@ -262,9 +294,12 @@ def read_trace_file(path: Path, encode: Callable[[], Encode]) -> Trace:
     every = chain(first, lines)
     if f'"{FORMAT}"' in first[0][1]:
         return Trace("picbench traffic", True, _traffic_requests(path, every))
+    if "hash_ids" in _fields(first[0][1]):
+        lines_of = _user_requests(path, every, ContentTable(exact=False), MooncakeLine)
+        return Trace("Mooncake", False, lines_of)
     exact = any(_has_tokens(line) for _, line in first)
     table = ContentTable(exact=exact, load=encode)
-    return Trace("JSON Lines", exact, _user_requests(path, every, table))
+    return Trace("JSON Lines", exact, _user_requests(path, every, table, PromptLine))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -283,15 +318,20 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _has_tokens(line: str) -> bool:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return False  # The reader of its requests names it.
-    parts = found.get("parts") if isinstance(found, dict) else None
+    parts = _fields(line).get("parts")
     return isinstance(parts, list) and any(
         isinstance(part, dict) and ("text" in part or isinstance(part.get("tokens"), list))
         for part in parts
     )
+
+
+def _fields(line: str) -> dict[str, Any]:
+    """The fields of an object; none of anything else, which the reader of requests names."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _ragpulse_requests(folder: Path) -> Iterator[TracedRequest]:
@@ -362,7 +402,10 @@ def _traffic_requests(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[
 
 
 def _user_requests(
-    path: Path, lines: Iterator[tuple[int, str]], table: ContentTable
+    path: Path,
+    lines: Iterator[tuple[int, str]],
+    table: ContentTable,
+    form: type[PromptLine] | type[MooncakeLine],
 ) -> Iterator[TracedRequest]:
     """The requests of a user's lines. Raises DataError with file, line and field."""
     from picbench.workloads.sources.row_schema import first_problem
@@ -371,11 +414,13 @@ def _user_requests(
     for number, line in lines:
         source = f"{path}:{number}"
         try:
-            found = PromptLine.model_validate_json(line.rstrip())
+            given = form.model_validate_json(line.rstrip())
+            found = given.line() if isinstance(given, MooncakeLine) else given
             if found.arrival is not None and clock is not None and found.arrival < clock:
                 raise ValueError(f"field 'arrival': {found.arrival} is earlier than {clock} before")
             segments = table.of_prompt(found.parts)
             reply = table.of_content(found.reply, "reply") if found.reply else None
+            output = _output_of(found, reply)
         except ValueError as error:
             # The line's own number is in `source`.
             problem = first_problem(error).replace(" at line 1 column ", " at column ")
@@ -383,4 +428,15 @@ def _user_requests(
         clock = found.arrival if found.arrival is not None else clock
         if not segments:
             raise DataError(f"{source}: field 'parts': no tokens", hint=_LINES_HINT)
-        yield TracedRequest(segments, found.output, found.arrival, reply, source)
+        yield TracedRequest(segments, output, found.arrival, reply, source)
+
+
+def _output_of(line: PromptLine, reply: TraceSegment | None) -> int:
+    """Generated tokens: a reply says its own length. Raises ValueError for another `output`."""
+    if reply is None:
+        return line.output or _OUTPUT
+    if not reply.length:
+        raise ValueError("field 'reply': no tokens")
+    if line.output not in (None, reply.length):
+        raise ValueError(f"field 'output': {line.output}, but 'reply' has {reply.length} tokens")
+    return reply.length

@@ -2,14 +2,21 @@
 
 import gzip
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from picbench.engines.algorithms import parse
 from picbench.errors import ConfigError, DataError
+from picbench.profile.reuse import ArmSimulation
 from picbench.profile.traces import Encode, Trace, read_trace_file
+
+#: Mooncake's FAST25 conversation trace (Apache-2.0), beside the repository.
+DATA = Path(os.environ.get("PICBENCH_DATA", Path(__file__).parents[4] / "shared" / "data"))
+PUBLISHED = DATA / "traces" / "mooncake_conversation_trace.jsonl.gz"
 
 
 def encode() -> Encode:
@@ -107,6 +114,60 @@ def test_ragpulse_is_read_in_order_of_arrival(tmp_path: Path) -> None:
     assert first.segments[:2] == (second.segments[0], second.segments[2])
 
 
+#: By hand: the second prompt has 512 + 512 tokens of the first, of which the last block is
+#: computed; the third 512 and 32 of the 40 that follow; the fourth begins otherwise.
+MOONCAKE = [
+    {"timestamp": 0, "input_length": 1200, "output_length": 9, "hash_ids": [0, 1, 2]},
+    {"timestamp": 500, "input_length": 1024, "output_length": 2, "hash_ids": [0, 1]},
+    {"timestamp": 500, "input_length": 552, "output_length": 1, "hash_ids": [0, 7]},
+    {"timestamp": 900, "input_length": 552, "output_length": 1, "hash_ids": [0, 7]},
+    {"timestamp": 999, "input_length": 520, "output_length": 1, "hash_ids": [8, 1000]},
+]
+
+
+def test_mooncakes_form_is_counted_to_the_token(tmp_path: Path) -> None:
+    trace = opened(written(tmp_path / "t.jsonl", MOONCAKE))
+    arm = ArmSimulation(parse("prefix"), exact=trace.exact)
+    requests = list(trace.requests)
+    assert [(r.prompt_tokens, r.arrival, r.output) for r in requests][1] == (1024, 0.5, 2)
+    reused = [found.reused for request in requests if (found := arm.serve(request))]
+    assert reused == [0, 1008, 512, 544, 0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"hash_ids": [0]}, "2: field 'hash_ids': 1 ids, but 1024 tokens are 2 of up to 512"),
+        ({"input_length": 1000}, "2: parts.1: field 'id': '1' has 488 tokens .* had 512"),
+        ({"input_length": 10**12}, "2: field 'input_length': .* less"),
+        ({"output_length": None}, "2: field 'output_length'"),
+    ],
+)
+def test_errors_of_mooncakes_form_name_line_and_field(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    lines = [MOONCAKE[0], MOONCAKE[1] | changed]
+    with pytest.raises(DataError, match=message):
+        list(opened(written(tmp_path / "t.jsonl", lines)).requests)
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the trace is not here")
+def test_the_published_conversation_trace_is_counted_to_the_token() -> None:
+    trace = opened(PUBLISHED)
+    arm = ArmSimulation(parse("prefix"), exact=trace.exact)
+    for request in trace.requests:
+        arm.serve(request)
+    assert (arm.totals.prompt, arm.totals.reused) == (144_793_823, 54_097_440)
+
+
+def test_a_reply_says_how_many_tokens_were_generated(tmp_path: Path) -> None:
+    prompt = [{"text": "ab"}]
+    told = [{"parts": prompt, "reply": reply} for reply in ({"tokens": 250}, {"text": "cde"})]
+    told.append(told[0] | {"output": 250})
+    trace = read_trace_file(written(tmp_path / "t.jsonl", told), encode)
+    assert [request.output for request in trace.requests] == [250, 3, 250]
+
+
 GOOD = {"arrival": 2, "parts": [{"chunk": "a", "tokens": 30}]}
 
 
@@ -124,12 +185,14 @@ GOOD = {"arrival": 2, "parts": [{"chunk": "a", "tokens": 30}]}
         ({"parts": [{"chunk": "a", "id": "a"}]}, "2: field 'parts.0': .*both names"),
         ({"parts": [{"tokens": 5}], "outputs": 4}, "2: field 'outputs'"),
         ("no object", "2: "),
+        (GOOD | {"output": 3, "reply": {"tokens": 9}}, "2: field 'output': 3, but .* has 9 tokens"),
+        (GOOD | {"reply": {"text": ""}}, "2: field 'reply': no tokens"),
     ],
 )
 def test_errors_name_line_and_field(tmp_path: Path, line: Any, message: str) -> None:
     path = written(tmp_path / "t.jsonl", [GOOD, line])
     with pytest.raises(DataError, match=message):
-        list(opened(path).requests)
+        list(read_trace_file(path, encode).requests)
 
 
 def opened(path: Path) -> Trace:
