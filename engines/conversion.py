@@ -1,7 +1,7 @@
 """Requests in vLLM's terms, and results from vLLM's outputs."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from picbench.dummy_prefix import inside_prompt
 from picbench.engines.algorithms import Algorithm, Registry, Reuse, check_served
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.planning.documents import ChunkContexts, pack_ids, preceding
@@ -51,13 +52,20 @@ class ModelTokenizer:
     def __init__(self, model: str) -> None:
         self._model = model
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a segment, without special tokens. Raises ConfigError without tokenizer."""
+    def encode(self, text: str, *, after: Iterable[int] | None = None) -> tuple[int, ...]:
+        """Token ids of a text, without special tokens. Raises ConfigError without tokenizer.
+
+        `after` are the tokens before it in its prompt (None: any). Where they are but special ones,
+        it gets the dummy prefix of tokenizers that have one.
+        """
         if self._loaded is None:
             raise ConfigError(
                 f"model {self._model!r} has no tokenizer", hint="give segments as token ids"
             )
-        return tuple(self._loaded.encode(text, add_special_tokens=False))
+        special = self._loaded.all_special_ids
+        first = after is not None and all(token in special for token in after)
+        tokenizer = self._loaded if first else self._inside
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of generated tokens, without special ones; empty for a model without tokenizer."""
@@ -78,6 +86,10 @@ class ModelTokenizer:
         if stops is None:
             return []
         return list(stops) if isinstance(stops, list) else [int(stops)]
+
+    @cached_property
+    def _inside(self) -> Any:
+        return inside_prompt(self._loaded)
 
     @cached_property
     def _loaded(self) -> Any:
@@ -169,11 +181,14 @@ class RequestPreparer:
         return next(iter(lay_out(planned, self._algorithm.plan_chunk, layout).canonicals), None)
 
     def _tokenized(self, request: Request) -> tuple[_Tokenized, list[int]]:
-        encode = self._tokenizer.encode
-        segments = [
-            (s, encode(s.text or "") if s.tokens is None else s.tokens) for s in request.segments
-        ]
-        return segments, [token for _, ids in segments for token in ids]
+        segments, tokens = [], list[int]()
+        for segment in request.segments:
+            ids = segment.tokens
+            if ids is None:
+                ids = self._tokenizer.encode(segment.text or "", after=tokens)
+            segments.append((segment, ids))
+            tokens += ids
+        return segments, tokens
 
     def _args(
         self, segments: _Tokenized, algorithm: Algorithm, tag: str | None = None

@@ -82,7 +82,7 @@ class _Rendering:
         )
         if self.budget is None or whole.prompt_tokens <= self.budget:
             return whole
-        kept = truncate(segments, self.budget, self.tokenizer, self._frame(self.budget))
+        kept = truncate(segments, self.budget, self.encode, self._frame(self.budget))
         return replace(whole, segments=kept, truncated=True)
 
     def _documents(self, row: DatasetRow, chunks: Sequence[str]) -> Sequence[Hashable]:
@@ -94,8 +94,7 @@ class _Rendering:
     def _frame(self, budget: int) -> Frame:
         if self.chat is None:
             return Frame()
-        head, tail = self.encode(self.chat.wrap("", ""))
-        frame = Frame(len(self.encode.begin(head)), len(tail))
+        frame = Frame(*map(len, self.encode.prompt(self.chat.wrap("", ""))))
         if frame.size >= budget:
             raise ConfigError(
                 f"a chat template of {frame.size} tokens leaves none for the prompt",
@@ -107,16 +106,12 @@ class _Rendering:
         self, row: DatasetRow, chunks: Sequence[str], left_out: frozenset[int]
     ) -> tuple[SampleSegment, ...]:
         head, tail = self.around(row.input)
-        first, *ids, last = self.encode([head, *chunks, tail])
-        shown = (
-            SampleSegment("chunk", text, tokens, before)
-            for number, (text, tokens, before) in enumerate(
-                zip(chunks, ids, self._before(row, chunks), strict=True)
-            )
-            if number not in left_out
-        )
-        begun = SampleSegment("text", head, self.encode.begin(first))
-        segments = (begun, *shown, SampleSegment("text", tail, last))
+        pairs = enumerate(zip(chunks, self._before(row, chunks), strict=True))
+        shown = [pair for number, pair in pairs if number not in left_out]
+        first, *ids, last = self.encode.prompt([head, *(text for text, _ in shown), tail])
+        made = zip(shown, ids, strict=True)
+        kept = [SampleSegment("chunk", text, tokens, before) for (text, before), tokens in made]
+        segments = (SampleSegment("text", head, first), *kept, SampleSegment("text", tail, last))
         return tuple(segment for segment in segments if segment.tokens)
 
     def _before(self, row: DatasetRow, chunks: Sequence[str]) -> list[SampleSegment | None]:

@@ -297,12 +297,12 @@ def profile(
 
 def _encoder(model: str) -> "Encode":
     from picbench.workloads import models
-    from picbench.workloads.prompts.tokens import encode, start_tokens
+    from picbench.workloads.prompts.tokens import Encoder, start_tokens
 
     tokenizer = models.load_tokenizer(models.resolve(model))
-    start = start_tokens(tokenizer)
+    start, encode = start_tokens(tokenizer), Encoder(tokenizer)
 
     def ids(text: str) -> tuple[int, ...]:
-        return (*start, *(encode(tokenizer, [text])[0] if text else ()))
+        return (*start, *(encode([text])[0] if text else ()))
 
     return ids

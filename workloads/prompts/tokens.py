@@ -1,8 +1,9 @@
 """The interface of a tokenizer, and how texts are encoded."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Protocol
+
+from picbench.dummy_prefix import inside_prompt
 
 
 class Tokenizer(Protocol):
@@ -21,9 +22,8 @@ class Tokenizer(Protocol):
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Tokenize each text alone, without special tokens."""
-    if not texts:
-        return []
-    return [tuple(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+    ids = tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else ()
+    return list(map(tuple, ids))
 
 
 def start_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -40,31 +40,34 @@ def start_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
 class Encoder:
     """Tokenizes each text alone, without special tokens, and every distinct text once.
 
-    Rows repeat texts: instructions, and passages that several questions are about.
+    Texts stand inside a prompt, except for the first of `prompt`. Rows repeat them: instructions,
+    and passages that several questions are about.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._inside = tokenizer, inside_prompt(tokenizer)
         self._known: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, texts: Iterable[str]) -> list[tuple[int, ...]]:
         """The ids of each text."""
         wanted = list(texts)
         new = [text for text in dict.fromkeys(wanted) if text not in self._known]
-        self._known.update(zip(new, encode(self._tokenizer, new), strict=True))
+        self._known.update(zip(new, encode(self._inside, new), strict=True))
         return [self._known[text] for text in wanted]
 
-    @cached_property
-    def start(self) -> tuple[int, ...]:
-        """What begins a prompt; see `start_tokens`."""
-        return start_tokens(self._tokenizer)
+    def prompt(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """The ids of the segments of a prompt; they decode to the texts one after another.
 
-    def begin(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the first tokens of a prompt with exactly one BOS, if the tokenizer adds one.
-
-        Chat templates may have put it into the text already.
+        The first begins with exactly one BOS, if the tokenizer adds one. Chat templates may have
+        put it into the text already.
         """
+        found, first = self(texts), next((n for n, text in enumerate(texts) if text), 0)
+        [found[first]] = encode(self._tokenizer, [texts[first]])
         bos = self._tokenizer.bos_token_id
-        if bos is not None and tokens[:1] == (bos,):
-            return tokens
-        return self.start + tokens
+        if bos is None or found[0][:1] != (bos,):
+            found[0] = start_tokens(self._tokenizer) + found[0]
+        return found
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of ids inside a prompt."""
+        return str(self._inside.decode(list(tokens)))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from picbench.workloads.prompts.tokens import Tokenizer
+from picbench.workloads.prompts.tokens import Encoder
 from picbench.workloads.sample import SampleSegment
 
 
@@ -21,7 +21,7 @@ class Frame:
 
 
 def truncate(
-    segments: Sequence[SampleSegment], budget: int, tokenizer: Tokenizer, frame: Frame | None = None
+    segments: Sequence[SampleSegment], budget: int, encoder: Encoder, frame: Frame | None = None
 ) -> tuple[SampleSegment, ...]:
     """Keep the first and last half of a budget of tokens (LongBench, pred.py).
 
@@ -42,14 +42,14 @@ def truncate(
         head = min(length, max(0, first - start))
         tail = max(head, min(length, last - start))
         start += length
-        kept.append(_without(segment, head, tail, tokenizer))
+        kept.append(_without(segment, head, tail, encoder))
     return tuple(segment for segment in kept if segment.tokens)
 
 
-def _without(segment: SampleSegment, start: int, end: int, tokenizer: Tokenizer) -> SampleSegment:
+def _without(segment: SampleSegment, start: int, end: int, encoder: Encoder) -> SampleSegment:
     """Return `segment` without its tokens from `start` to `end`."""
     if start == end:
         return segment
     head, tail = segment.tokens[:start], segment.tokens[end:]
-    text = "".join(str(tokenizer.decode(list(ids))) for ids in (head, tail) if ids)
+    text = "".join(encoder.decode(ids) for ids in (head, tail) if ids)
     return replace(segment, text=text, tokens=head + tail)

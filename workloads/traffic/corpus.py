@@ -6,6 +6,7 @@ from itertools import groupby
 from random import Random
 from typing import Protocol
 
+from picbench.dummy_prefix import inside_prompt
 from picbench.errors import ConfigError
 from picbench.workloads.prompts.tokens import Tokenizer, encode
 from picbench.workloads.sample import Sample, SampleSegment
@@ -67,7 +68,7 @@ def from_samples(
     there are too few samples.
     """
     topics: list[Topic] = []
-    chunks = 0
+    chunks, tokenizer = 0, inside_prompt(tokenizer)
     for topic in _topics(samples):
         if chunks >= pool:
             break

@@ -225,7 +225,7 @@ def check_tokens(stream: Stream, tokenizer: Tokenizer, path: Path) -> None:
     segments = tuple(dict.fromkeys(segment for segment in _segments(stream) if segment.text))
     encode = Encoder(tokenizer)
     for segment, ids in zip(segments, encode(s.text for s in segments), strict=True):
-        if segment.tokens not in (ids, encode.begin(ids)):
+        if segment.tokens != ids and [segment.tokens] != encode.prompt([segment.text]):
             raise ConfigError(
                 f"`requests` {path}: its token ids are not those of `model`'s tokenizer "
                 f"(first seen at {segment.text[:40]!r})",

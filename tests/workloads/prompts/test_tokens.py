@@ -38,5 +38,5 @@ def test_a_prompt_begins_with_one_bos(
     bos: int | None, tokens: tuple[int, ...], begun: tuple[int, ...]
 ) -> None:
     encode = Encoder(Letters(bos))
-    assert encode.begin(tokens) == begun
-    assert encode(["a"]) == [(97,)]
+    text = "".join(map(chr, tokens))
+    assert encode.prompt([text, "a"]) == [begun, (97,)]

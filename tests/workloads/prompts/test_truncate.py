@@ -4,6 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from picbench.workloads.prompts.tokens import Encoder
 from picbench.workloads.prompts.truncate import Frame, truncate
 from picbench.workloads.sample import SampleSegment
 
@@ -33,11 +34,11 @@ SEGMENTS = (
 
 
 def test_a_prompt_that_fits_is_left_alone() -> None:
-    assert truncate(SEGMENTS, 14, Letters()) == SEGMENTS
+    assert truncate(SEGMENTS, 14, Encoder(Letters())) == SEGMENTS
 
 
 def test_the_middle_is_left_out_and_segments_are_kept() -> None:
-    assert truncate(SEGMENTS, 10, Letters()) == (
+    assert truncate(SEGMENTS, 10, Encoder(Letters())) == (
         segment("text", "SYS"),
         segment("chunk", "ab"),
         segment("chunk", "ghi"),
@@ -47,17 +48,20 @@ def test_the_middle_is_left_out_and_segments_are_kept() -> None:
 
 def test_a_segment_around_the_middle_keeps_both_ends() -> None:
     segments = (segment("text", "S"), segment("chunk", "abcdefgh"), segment("text", "Q"))
-    assert truncate(segments, 6, Letters())[1] == segment("chunk", "abgh")
+    assert truncate(segments, 6, Encoder(Letters()))[1] == segment("chunk", "abgh")
 
 
 def test_an_empty_segment_is_dropped() -> None:
-    assert truncate(SEGMENTS, 4, Letters()) == (segment("text", "SY"), segment("text", "Q?"))
+    assert truncate(SEGMENTS, 4, Encoder(Letters())) == (
+        segment("text", "SY"),
+        segment("text", "Q?"),
+    )
 
 
 def test_a_chat_template_stays_whole() -> None:
     segments = (segment("text", "<SYS"), segment("chunk", "abcdefgh"), segment("text", "Q?>!"))
     # of 11 tokens 3 are the template's, of the other 8 each end keeps 4
-    kept = truncate(segments, 11, Letters(), Frame(before=1, after=2))
+    kept = truncate(segments, 11, Encoder(Letters()), Frame(before=1, after=2))
     assert "".join(one.text for one in kept) == "<SYSa" + "ghQ?>!"
 
 
@@ -65,6 +69,8 @@ def test_a_chat_template_stays_whole() -> None:
 def test_keeps_the_two_halves(texts: list[str], budget: int) -> None:
     segments = [segment("chunk", text) for text in texts]
     tokens = list(chain.from_iterable(one.tokens for one in segments))
-    kept = list(chain.from_iterable(one.tokens for one in truncate(segments, budget, Letters())))
+    kept = list(
+        chain.from_iterable(one.tokens for one in truncate(segments, budget, Encoder(Letters())))
+    )
     half = budget // 2
     assert kept == (tokens if len(tokens) <= budget else tokens[:half] + tokens[-half:])
