@@ -219,9 +219,10 @@ class RunConfig(SettingsModel):
         "The tokenizer's chat template around prompts; auto: if there is one, but not around "
         "few-shot prompts (samsum), as in LongBench.",
     )
-    scoring: Literal["longbench", "cacheblend"] = setting(
+    scoring: Literal["longbench", "longbench-zh", "cacheblend"] = setting(
         "longbench",
-        "LongBench's word F1 and Rouge-L, or CacheBlend's over token ids and stemmed words.",
+        "LongBench's word F1 and Rouge-L, its ones for Chinese, or CacheBlend's over token ids and "
+        "stemmed words.",
     )
     grid: str | None = setting(
         None,

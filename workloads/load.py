@@ -12,6 +12,7 @@ from picbench.workloads.datasets import Dataset, Reading, find
 from picbench.workloads.datasets.grid import Grid
 from picbench.workloads.prompts.chat import Chat
 from picbench.workloads.prompts.drop import Drop, leads
+from picbench.workloads.prompts.segmentation import title
 from picbench.workloads.prompts.template import Template, read_prompts
 from picbench.workloads.prompts.tokens import Encoder, Tokenizer
 from picbench.workloads.prompts.truncate import Frame, truncate
@@ -86,10 +87,11 @@ class _Rendering:
         return replace(whole, segments=kept, truncated=True)
 
     def _documents(self, row: DatasetRow, chunks: Sequence[str]) -> Sequence[Hashable]:
-        """Name the document of each passage: its own where its place in one is not known."""
+        """Name the document of each passage, by its title; its own where its place is not known."""
         if row.documents or not (row.places or row.passages):
             return row.documents
-        return self.dataset.documents(chunks) if row.places else range(len(chunks))
+        alone = range(len(chunks))
+        return [title(chunk) or n for n, chunk in enumerate(chunks)] if row.places else alone
 
     def _frame(self, budget: int) -> Frame:
         if self.chat is None:

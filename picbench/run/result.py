@@ -116,6 +116,12 @@ def _notes(job: Job) -> Iterator[str]:
             "Prompts lack passages (`drop`): full does not know them either; KV that was compiled "
             "with context=document does."
         )
+    placed = any(chunk.before for sample in samples for chunk in sample.chunks)
+    if (names := [arm.name for arm in job.arms if arm.documents]) and not placed:
+        yield (
+            f"{', '.join(names)}: the rows do not say where in its document any chunk stands, so "
+            "each is compiled alone (`places` of `columns`)."
+        )
     if names := [arm.name for arm in job.arms if arm.reorders]:
         fixed = sum(sample.ordered for sample in samples)
         yield (

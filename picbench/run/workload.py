@@ -1,23 +1,24 @@
 """The requests of a run, and how replies to them are scored."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, DataError
 from picbench.run.arm import parse_arms
 from picbench.settings import RunConfig
 from picbench.store.records import Grader
 from picbench.workloads import datasets, models
 from picbench.workloads.datasets.grid import parse_grid
 from picbench.workloads.load import load_samples
+from picbench.workloads.metrics.chinese import unspaced
 from picbench.workloads.prompts.chat import find_chat
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sample import Sample
 from picbench.workloads.scoring import Rule, find_scorer, scorer_by_name
 from picbench.workloads.sources.bundled import BUNDLED
 from picbench.workloads.sources.hub import Origin
-from picbench.workloads.sources.row import BadRows
+from picbench.workloads.sources.row import BadRows, placed
 from picbench.workloads.sources.source import locate
 from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
 from picbench.workloads.traffic.corpus import SYNTHETIC
@@ -111,7 +112,7 @@ def _load_dataset(config: RunConfig, model: models.ModelSpec, context: int | Non
         dataset=dataset.name,
         metric=metric,
         model=model,
-        samples=tuple(samples),
+        samples=_countable(samples, config.scoring, bad_rows),
         grader=grader,
         skipped=tuple(bad_rows.skipped),
         origin=source.origin,
@@ -153,6 +154,7 @@ def _load_requests(config: RunConfig, model: models.ModelSpec, context: int | No
     if not any(arm.documents for arm in parse_arms(config.algo)):
         samples = tuple(sample.without_documents() for sample in samples)
         preload = tuple(sample.without_documents() for sample in preload)
+    samples = _countable(samples, config.scoring, BadRows())
     dataset = found.header.dataset
     metric, grader = find_grader(dataset, config.scoring, model.restates, lambda: tokenizer)
     return Workload(
@@ -166,6 +168,22 @@ def _load_requests(config: RunConfig, model: models.ModelSpec, context: int | No
         preload=preload,
         requests=found.fingerprint,
     )
+
+
+def _countable(samples: Iterable[Sample], rule: Rule, bad: BadRows) -> tuple[Sample, ...]:
+    """The samples whose answers have words that `rule` can count; the others go to `bad`."""
+    found = []
+    for sample in samples:
+        language = unspaced(sample.answers)
+        if not language or rule == "cacheblend" or (rule, language) == ("longbench-zh", "Chinese"):
+            found.append(sample)
+            continue
+        hint = "`scoring=longbench-zh` counts Chinese words, `scoring=cacheblend` tokens"
+        error = DataError(f"answers in {language}, which `scoring={rule}` cannot score", hint=hint)
+        bad.reject(placed(sample.source, error))
+    if not found:
+        raise DataError("no row is left", hint=f"the first: {bad.skipped[0]}")
+    return tuple(found)
 
 
 def reply_tokens(dataset: str, model: models.ModelSpec) -> int | None:

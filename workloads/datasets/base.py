@@ -61,10 +61,6 @@ class Dataset:
         chunks = self.marked(context)
         return chunks if len(chunks) > 1 else by_tokens(context, count)
 
-    def documents(self, chunks: Sequence[str]) -> Sequence[Hashable]:
-        """Name the document of each chunk of a marked context: by default one of its own."""
-        return range(len(chunks))
-
     def before(
         self, chunks: Sequence[str], documents: Sequence[Hashable] = (), places: Sequence[int] = ()
     ) -> list[str]:

@@ -1,11 +1,10 @@
 """Questions over passages: the multi-hop data sets, and any other that a user names."""
 
-from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 from picbench.workloads.datasets.base import Dataset, Metric
 from picbench.workloads.metrics.abstention import abstains
-from picbench.workloads.prompts.segmentation import passages, title
+from picbench.workloads.prompts.segmentation import passages
 from picbench.workloads.prompts.template import Template
 
 
@@ -25,10 +24,6 @@ class PassageQA(Dataset):
     def marked(self, context: str) -> list[str]:
         """Cut before every passage."""
         return passages(context)
-
-    def documents(self, chunks: Sequence[str]) -> Sequence[Hashable]:
-        """Passages with one title are from one article; one without a title is alone."""
-        return [title(chunk) or number for number, chunk in enumerate(chunks)]
 
     def abstained(self, prediction: str) -> bool:
         """Whether the reply says that the passages do not tell."""

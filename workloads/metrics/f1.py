@@ -6,6 +6,7 @@ F1 is as LongBench computes it (metrics.py, qa_f1_score), and words are normalis
 import re
 import string
 from collections import Counter
+from collections.abc import Sequence
 from unicodedata import category, normalize
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -16,7 +17,11 @@ _JOINERS = "\u200c\u200d"
 
 def f1(prediction: str, reference: str) -> float:
     """Return the F1 of the two texts' words as multisets, from 0 to 1."""
-    predicted, expected = words(prediction), words(reference)
+    return overlap(words(prediction), words(reference))
+
+
+def overlap(predicted: Sequence[str], expected: Sequence[str]) -> float:
+    """Return the F1 of two multisets of words, from 0 to 1."""
     common = (Counter(predicted) & Counter(expected)).total()
     if common == 0:
         return 0.0

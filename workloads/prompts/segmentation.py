@@ -20,10 +20,19 @@ CHUNK_TOKENS = 512
 _PASSAGE = re.compile(r"^Passage ([0-9]{1,9}):[ \t]*\r?\n", re.MULTILINE)
 _DIALOGUE = re.compile(r"^(Dialogue|Summary):", re.MULTILINE)
 _ARTICLE = re.compile(r"\|{5}")
-_SENTENCE_END = re.compile(r"[.!?][\"'\u201d\u2019)\]]*\s+|\n\s*\n")
+#: What closes a quotation or brackets, also in Chinese and Japanese.
+_CLOSING = r"[\"'\u201d\u2019)\]\u300d\u300f\uff09\u3011\u300b\u3009\u3015\uff3d\uff5d]*"
+#: After a full stop and a space; after one of Chinese, Japanese, Ethiopic, Khmer or Burmese, or one
+#: before a Chinese or Japanese letter; at a space between Thai or Lao letters; at a blank line.
+_SENTENCE_END = re.compile(
+    rf"[.!?\u0964\u0965\u061f\u06d4\u0589]{_CLOSING}\s+"
+    rf"|(?:[\u3002\uff01\uff1f\uff61\u1362\u17d4\u104b]+|\uff0e(?!\d)"
+    rf"|[.!?](?={_CLOSING}[\u3041-\u30ff\u3400-\u9fff])){_CLOSING}\s*"
+    r"|(?<=[\u0e00-\u0eff])\s+(?=[\u0e00-\u0eff])|\n\s*\n"
+)
 _TITLE = re.compile(r".*\S")
 _SECTION = re.compile(r"^Section \d+:", re.MULTILINE)
-_WORD_END = re.compile(r"\s+")
+_WORD_END = re.compile(r"\s+|[\uff0c\u3001\uff1b\uff1a]")
 
 
 class _Atom(NamedTuple):

@@ -147,14 +147,10 @@ def _known(field: str) -> str:
 def _complete(of: Mapping[str, str]) -> dict[str, str]:
     if "context" in of and "passages" in of:
         # The later of the two was meant, where a named mapping has the other.
-        last = [field for field in of if field in ("context", "passages")][-1]
-        of = {field: path for field, path in of.items() if field in (last, *_others())}
+        first = next(field for field in of if field in ("context", "passages"))
+        of = {field: path for field, path in of.items() if field != first}
     needed = (field for field in _NEEDED if field != "context" or "passages" not in of)
     return {field: field for field in needed} | dict(of)
-
-
-def _others() -> list[str]:
-    return [field for field in FIELDS if field not in ("context", "passages")]
 
 
 def _scopes(scope: Scope, each: str) -> Iterator[Scope]:

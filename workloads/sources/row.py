@@ -3,19 +3,13 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from picbench.errors import DataError
 from picbench.workloads.sources.columns import LONGBENCH_COLUMNS, Columns, Scope
 from picbench.workloads.sources.nested import find
 from picbench.workloads.sources.records import Record
-
-#: Columns that say whether a question can be answered, and what each says where it cannot.
-_UNANSWERABLE: Mapping[str, bool] = MappingProxyType(
-    {"answerable": False, "is_answerable": False, "has_answer": False}
-    | {"is_impossible": True, "unanswerable": True, "is_unanswerable": True}
-)
+from picbench.workloads.yaml_data import read_data
 
 
 @dataclass(slots=True)
@@ -101,7 +95,7 @@ def placed(source: str, error: DataError) -> DataError:
 
 
 def _check_answerable(scope: Scope) -> None:
-    for column, value in _UNANSWERABLE.items():
+    for column, value in read_data("sources", "columns")["unanswerable"].items():
         if str(find(scope, column)).lower() in (str(value).lower(), str(int(value))):
             raise DataError(
                 f"unanswerable: {column!r} is {str(value).lower()}",

@@ -5,12 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from picbench.errors import ConfigError, closest
-from picbench.workloads.synthetic import (
-    multi_news_rows,
-    needle_rows,
-    qa_rows,
-    samsum_rows,
-)
+from picbench.workloads.synthetic import multi_news_rows, needle_rows, qa_rows, samsum_rows
 from picbench.workloads.synthetic.example import Example, Level, Make
 from picbench.workloads.synthetic.names import SPLITS, Split
 

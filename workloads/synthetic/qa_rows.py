@@ -116,11 +116,7 @@ wikimqa = PassageQuestions(
 
 #: Two gold passages among ten; spans, yes or no.
 hotpotqa = PassageQuestions(
-    (
-        _hops(0.9, 2),
-        Sort(0.05, plant_comparison, comparison),
-        Sort(0.05, plant_same, _same),
-    ),
+    (_hops(0.9, 2), Sort(0.05, plant_comparison, comparison), Sort(0.05, plant_same, _same)),
     least=8,
     most=10,
 )

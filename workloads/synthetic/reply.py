@@ -9,14 +9,8 @@ from types import MappingProxyType
 
 #: The most tokens of a reply: the longest in the rows, with a margin.
 MAX_TOKENS = MappingProxyType(
-    {
-        "musique": 80,
-        "2wikimqa": 80,
-        "hotpotqa": 80,
-        "samsum": 96,
-        "multi_news": 192,
-        "needle": 32,
-    }
+    dict.fromkeys(("musique", "2wikimqa", "hotpotqa"), 80)
+    | {"samsum": 96, "multi_news": 192, "needle": 32}
 )
 
 _SUMMARIES = ("samsum", "multi_news")

@@ -17,22 +17,9 @@ from picbench.workloads.synthetic.names import Split
 from picbench.workloads.yaml_data import read_data
 
 Form = Literal[
-    "woman",
-    "man",
-    "town",
-    "country",
-    "film",
-    "novel",
-    "opera",
-    "company",
-    "university",
-    "studio",
-    "river",
-    "tongue",
-    "trade",
-    "coin",
-    "year",
-]
+    "woman", "man", "town", "country", "film", "novel", "opera", "company", "university", "studio",
+    "river", "tongue", "trade", "coin", "year",
+]  # fmt: skip
 
 PERSON: tuple[Form, ...] = ("woman", "man")
 WORK: tuple[Form, ...] = ("film", "novel", "opera")

@@ -106,11 +106,7 @@ def with_chunks_of(tokens: PromptTokens, other: PromptTokens) -> PromptTokens:
 
 @torch.no_grad()
 def generate(
-    model: Llama,
-    layout: PaddedBatch,
-    limit: int,
-    stop: int,
-    anchored: bool = False,
+    model: Llama, layout: PaddedBatch, limit: int, stop: int, anchored: bool = False
 ) -> list[list[int]]:
     """Decode greedily after each row, up to `stop` or `limit` tokens."""
     mask = visible(layout, anchored)

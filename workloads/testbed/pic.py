@@ -80,12 +80,7 @@ class ExpandedPrompt:
     hidden: list[bool] = field(default_factory=list)
 
     def add(
-        self,
-        ids: Sequence[int],
-        start: int,
-        group: int,
-        canonical: bool = False,
-        hidden: int = 0,
+        self, ids: Sequence[int], start: int, group: int, canonical: bool = False, hidden: int = 0
     ) -> int:
         """Append tokens at positions from `start`, the first `hidden` hidden; return the end."""
         self.ids += ids

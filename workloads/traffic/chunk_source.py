@@ -76,11 +76,7 @@ def build(source: ChunkSource, tokenizer: Tokenizer, seed: int) -> Corpus:
         source.dataset, _rows(source), tokenizer, max_tokens=source.max_tokens, documents=True
     )
     return from_samples(
-        samples,
-        tokenizer,
-        pool=source.pool,
-        join=source.join,
-        chunk_tokens=source.chunk_tokens,
+        samples, tokenizer, pool=source.pool, join=source.join, chunk_tokens=source.chunk_tokens
     )
 
 
@@ -90,10 +86,7 @@ def _rows(source: ChunkSource) -> RowSource:
     # A topic has at least one chunk, so this many are enough.
     return RowSource(
         topic_file(
-            source.dataset,
-            topics=source.pool,
-            passages=source.passages,
-            questions=source.questions,
+            source.dataset, topics=source.pool, passages=source.passages, questions=source.questions
         )
     )
 

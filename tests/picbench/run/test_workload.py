@@ -10,7 +10,7 @@ import pytest
 from harness_fakes import no_gpu
 
 from picbench.cli.run import print_plan
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, DataError
 from picbench.run.job import Job, prepare
 from picbench.run.result import print_result
 from picbench.run.session import about
@@ -54,7 +54,8 @@ def test_documents_are_for_arms_that_want_them(tmp_path: Path) -> None:
     """Without one, requests and the fingerprint of the run are those without documents."""
     context = "Passage 1:\nOslo\nIt is old.\nPassage 2:\nOslo\nIt burned."
     file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps(ROW | {"context": context, "gold_passages": [1]}))
+    row = ROW | {"context": context, "gold_passages": [1]}
+    file.write_text(json.dumps(row | {"documents": [0, 0]}))
     flags = {"dataset": "musique", "data": str(file)}
     plain, known, dropped = (
         prepare(parse_config(flags | more), load_workload, no_gpu)
@@ -70,6 +71,13 @@ def test_documents_are_for_arms_that_want_them(tmp_path: Path) -> None:
     assert plain.facts.fingerprint != known.facts.fingerprint
     assert "full does not know them either" not in printed(known)
     assert "full does not know them either" in printed(dropped)
+    said = "the rows do not say where in its document any chunk stands"
+    assert said not in printed(known)
+    file.write_text(json.dumps(row))
+    config = parse_config(flags | {"algo": ("naive:context=document",)})
+    unknown = prepare(config, load_workload, no_gpu)
+    assert unknown.facts.fingerprint == plain.facts.fingerprint
+    assert said in printed(unknown)
 
 
 @pytest.mark.parametrize(
@@ -135,3 +143,40 @@ def test_a_grid_needs_text_files(make_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("The grass is dry. " * 200, encoding="utf-8")
     job = make_job(dataset="needle", data=str(tmp_path / "long.txt"), grid="100-200:2x3")
     assert job.facts.samples == 6
+
+
+CHINESE = {"input": "?", "context": "\u5317\u4eac\u3002", "answers": ["\u5317\u4eac"]}
+
+
+@pytest.mark.parametrize(
+    ("answers", "scoring", "said"),
+    [
+        (["\u5317\u4eac"], "longbench", "answers in Chinese, which `scoring=longbench` cannot"),
+        (["\u304a\u8336"], "longbench", "answers in Japanese or Thai"),
+        (["\u304a\u8336"], "longbench-zh", "answers in Japanese or Thai"),
+        (["\u304a\u8336"], "cacheblend", None),
+        (["\u5317\u4eac", "Beijing"], "longbench", None),
+    ],
+)
+def test_answers_without_spaces_are_not_scored_by_words_between_spaces(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[str],
+    scoring: str,
+    said: str | None,
+) -> None:
+    monkeypatch.setattr("picbench.workloads.scoring.chinese", lambda metric: lambda *texts: 0.0)
+    file = tmp_path / "qa.jsonl"
+    bad = json.dumps(CHINESE | {"answers": answers, "_id": "one"})
+    file.write_text(bad + "\n" + json.dumps(ROW | {"_id": "two"}) + "\n")
+    config = {"algo": ("full",), "dataset": "qa", "data": str(file), "scoring": scoring}
+    if said:
+        with pytest.raises(DataError, match=f"qa.jsonl:1: {said}"):
+            load_workload(parse_config(config))
+    found = load_workload(parse_config(config | {"on_bad_row": "skip"}))
+    assert [sample.id for sample in found.samples] == (["two"] if said else ["one", "two"])
+    assert len(found.skipped) == bool(said)
+    file.write_text(bad)
+    if said:
+        with pytest.raises(DataError, match="no row is left"):
+            load_workload(parse_config(config | {"on_bad_row": "skip"}))

@@ -23,6 +23,18 @@ from picbench.workloads.metrics.abstention import abstains
         "Unable to determine",
         "Insufficient information",
         "No relevant information found.\nQ: And who",
+        "文中没有提到她的出生地。",
+        "根据提供的文章无法确定。",
+        "沒有相關資訊",
+        "未明确说明",
+        "不知道。",
+        "文章には記載されていません。",
+        "わかりません",
+        "不明です。",
+        "알 수 없습니다.",
+        "본문에 언급되지 않았습니다.",
+        "ไม่ทราบ",
+        "ในบทความไม่ได้ระบุไว้",
     ],
 )
 def test_replies_that_decline(reply: str) -> None:
@@ -43,6 +55,12 @@ def test_replies_that_decline(reply: str) -> None:
         "Information Society",
         "I Know What You Did Last Summer",
         "Oslo\nThe passages do not mention more.",
+        "北京",
+        "没有",
+        "那些你不知道的事",
+        "東京です。",
+        "서울",
+        "กรุงเทพ",
     ],
 )
 def test_replies_that_answer(reply: str) -> None:

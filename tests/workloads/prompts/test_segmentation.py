@@ -49,8 +49,8 @@ def test_token_chunks_are_the_text_and_bounded(text: str, size: int) -> None:
 
 @given(text=TEXTS, size=st.integers(1, 40))
 def test_only_the_last_token_chunk_is_short(text: str, size: int) -> None:
-    for chunk in by_tokens(text, count_words, size)[:-1]:
-        assert count_words([chunk]) >= [size] or chunk.isspace()
+    for chunk in by_tokens(text, count_letters, size)[:-1]:
+        assert len(chunk) >= size
 
 
 def test_passages_keep_their_marker() -> None:
@@ -148,3 +148,46 @@ def test_a_sentence_beyond_twice_the_size_is_cut_at_a_word() -> None:
 
 def test_no_text_no_chunks() -> None:
     assert by_tokens("", count_words) == []
+
+
+CAPITAL = "\u5317\u4eac\u662f\u4e2d\u56fd\u7684\u9996\u90fd"  # Beijing is the capital of China
+THAI = "\u0e09\u0e31\u0e19\u0e44\u0e1b\u0e15\u0e25\u0e32\u0e14"  # I go to the market
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (f"{CAPITAL}\u3002" * 3, 3),
+        (f"{CAPITAL}\uff01\uff1f{CAPITAL}\uff1f{CAPITAL}", 3),
+        (f"\u300c{CAPITAL}\u3002\u300d{CAPITAL}\uff0e", 2),
+        (f"\u201c{CAPITAL}\uff01\u201d{CAPITAL}\u3002\n{CAPITAL}", 3),
+        (f"{CAPITAL}!{CAPITAL}?{CAPITAL}.", 3),
+        (f"{CAPITAL}\uff13\uff0e\uff15{CAPITAL}3.5{CAPITAL}", 1),
+        (f"{THAI} {THAI}  {THAI}", 3),
+        (f"{THAI} 7-Eleven {THAI}", 1),
+        ("\u0930\u093e\u092e \u0917\u092f\u093e\u0964 \u0935\u0939\u0964", 2),
+        ("\u0645\u0646\u061f \u0647\u0648.", 2),
+    ],
+)
+def test_sentences_of_other_scripts(text: str, count: int) -> None:
+    found = sentences(text)
+    assert "".join(found) == text
+    assert len(found) == count
+    assert all(one.lstrip() == one for one in found)
+
+
+@pytest.mark.parametrize("end", ["\u3002", "\uff01\u300d", "\uff0e", "\u3002\r\n"])
+def test_chunks_of_chinese_end_with_a_sentence(end: str) -> None:
+    chunks = by_tokens((CAPITAL + end) * 400, count_letters)
+    assert all(chunk.endswith(end) for chunk in chunks)
+    assert all(512 <= len(chunk) <= 1_024 for chunk in chunks[:-1])
+
+
+def test_chunks_of_thai_end_at_a_space() -> None:
+    chunks = by_tokens(f"{THAI} " * 400 + THAI, count_letters)
+    assert all(chunk.endswith(f"{THAI} ") for chunk in chunks[:-1])
+
+
+def test_a_long_chinese_sentence_is_cut_at_a_comma() -> None:
+    chunks = by_tokens(f"{CAPITAL}\uff0c" * 400 + "\u3002", count_letters)
+    assert all(chunk.endswith("\uff0c") for chunk in chunks[:-1])
