@@ -1,6 +1,6 @@
 """The requests of a run, and how replies to them are scored."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from picbench.workloads import datasets, models
 from picbench.workloads.datasets.grid import parse_grid
 from picbench.workloads.load import load_samples
 from picbench.workloads.metrics.chinese import unspaced
+from picbench.workloads.metrics.f1 import wordless
 from picbench.workloads.prompts.chat import find_chat
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sample import Sample
@@ -171,19 +172,27 @@ def _load_requests(config: RunConfig, model: models.ModelSpec, context: int | No
 
 
 def _countable(samples: Iterable[Sample], rule: Rule, bad: BadRows) -> tuple[Sample, ...]:
-    """The samples whose answers have words that `rule` can count; the others go to `bad`."""
+    """The samples with answers whose words `rule` can count; the others go to `bad`."""
+    hint = "`scoring=longbench-zh` counts Chinese words, `scoring=cacheblend` tokens"
     found = []
     for sample in samples:
-        language = unspaced(sample.answers)
-        if not language or rule == "cacheblend" or (rule, language) == ("longbench-zh", "Chinese"):
+        if problem := _problem(sample.answers, rule):
+            bad.reject(placed(sample.source, DataError(problem, hint=hint)))
+        else:
             found.append(sample)
-            continue
-        hint = "`scoring=longbench-zh` counts Chinese words, `scoring=cacheblend` tokens"
-        error = DataError(f"answers in {language}, which `scoring={rule}` cannot score", hint=hint)
-        bad.reject(placed(sample.source, error))
     if not found:
         raise DataError("no row is left", hint=f"the first: {bad.skipped[0]}")
     return tuple(found)
+
+
+def _problem(answers: Sequence[str], rule: Rule) -> str:
+    """Why `rule` scores no reply against these answers; empty where it does."""
+    if answers and all(map(wordless, answers)):
+        return f"no reply can match {answers[0]!r}, which has no word"
+    language = unspaced(answers)
+    if not language or rule == "cacheblend" or (rule, language) == ("longbench-zh", "Chinese"):
+        return ""
+    return f"answers in {language}, which `scoring={rule}` cannot score"
 
 
 def reply_tokens(dataset: str, model: models.ModelSpec) -> int | None:

@@ -204,6 +204,24 @@ def test_one_passage_of_a_list_is_one_chunk(write_rows: Any, word_tokenizer: Tok
     assert len(sample.chunks) == 1
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_gold_passages_of_a_text_are_those_of_its_marks(
+    end: str, write_rows: Any, word_tokenizer: Tokenizer
+) -> None:
+    lines = ["Passage 1:", "A", "x", "Passage 2:", "B", "Passage 7:", "y", "Passage 3:", "C", "z"]
+    row = {"input": "?", "context": end.join(lines), "answers": ["yes"], "gold_passages": [2]}
+    row |= {"documents": [0, 1, 0], "_id": "r"}
+    data = write_rows("musique", row)
+    [sample] = load_samples("musique", data, word_tokenizer, documents=True, drop="lead")
+    assert [chunk.text.split()[1] for chunk in sample.chunks] == ["2:", "3:"]
+    twice = end.join(["Passage 1:", "Passage 2:", "Passage 2:", "x"])
+    data = write_rows("musique", row | {"context": twice, "_id": "twice"}, row)
+    bad = BadRows(skip=True)
+    [same] = load_samples("musique", data, word_tokenizer, bad_rows=bad)
+    assert same.id == "r"
+    assert bad.skipped[0].startswith(f"{data}/musique/rows.jsonl:1: a passage quotes")
+
+
 CTXS = [
     {"t": "Oslo", "b": "It burned.", "n": 7, "all": "It is old. It burned. It was built again."},
     {"t": "Rome", "b": "It is older.", "n": 0, "all": "It is older."},

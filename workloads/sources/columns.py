@@ -54,7 +54,7 @@ class Columns:
             return dict(scope[0]) | {"passages": None}
         row: dict[str, Any] = {
             "input": self._get(scope, "input") if self.of["input"] else "",
-            "answers": strings(self._get(scope, "answers")),
+            "answers": strings(unpacked(self._get(scope, "answers"))),
         }
         if "passages" in self.of:
             row |= self._passages(scope)
@@ -64,7 +64,7 @@ class Columns:
             row["_id"] = self._get(scope, "id")
         for field in ("gold_passages", "documents", "places"):
             if field in self.of:
-                row[field] = self._get(scope, field)
+                row[field] = unpacked(self._get(scope, field))
         return row
 
     def _passages(self, scope: Scope) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Columns:
         row: dict[str, Any] = {"context": "".join(shown), "passages": shown}
         row |= {"gold_passages": gold} if gold else {}
         if "articles" in self.of:
-            row |= _places(found, strings(self._get(scope, "articles")))
+            row |= _places(found, strings(unpacked(self._get(scope, "articles"))))
         return row
 
     def _get(self, scope: Scope, field: str) -> Any:

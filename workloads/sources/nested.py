@@ -74,7 +74,7 @@ def passages(value: Any, *, title: str, body: str, supports: str) -> list[Contex
         named = titles if isinstance(titles, list) else [""] * len(bodies)
         if len(named) != len(bodies):
             raise DataError(f"{len(named)} titles for {len(bodies)} passages", hint=_FORMS)
-        return [ContextPassage(str(t), _text(b)) for t, b in zip(named, bodies, strict=True)]
+        return [ContextPassage(str(t or ""), _text(b)) for t, b in zip(named, bodies, strict=True)]
     if not isinstance(value, list) or not value:
         raise DataError("the passages are no list", hint=_FORMS)
     return [_passage(one, title, body, supports) for one in value]
@@ -95,7 +95,9 @@ def _passage(value: Any, title: str, body: str, supports: str) -> ContextPassage
         raise _no_body(body, value)
     named = find([value], title) if title else MISSING
     needed = find([value], supports) if supports else MISSING
-    return ContextPassage("" if named is MISSING else str(named), _text(text), needed is True)
+    return ContextPassage(
+        "" if named is MISSING else str(named), _text(text), needed in (True, "true")
+    )
 
 
 def _no_body(body: str, passage: Mapping[str, Any]) -> DataError:

@@ -180,3 +180,12 @@ def test_answers_without_spaces_are_not_scored_by_words_between_spaces(
     if said:
         with pytest.raises(DataError, match="no row is left"):
             load_workload(parse_config(config | {"on_bad_row": "skip"}))
+
+
+def test_requests_that_no_reply_answers_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    head = {"format": "picbench-requests", "version": 1, "dataset": "musique", "synthetic": True}
+    line = {"request": "r0", "max_tokens": 4, "parts": [{"tokens": [5, 6]}], "answers": ["The", ""]}
+    path.write_text("".join(json.dumps(one) + "\n" for one in (head, line)))
+    with pytest.raises(DataError, match=r"requests.jsonl:2: no reply can match 'The'"):
+        load_workload(parse_config({"algo": ("full",), "requests": str(path)}))

@@ -153,6 +153,26 @@ def test_passages_of_another_form_are_named(docs: Any, named: str) -> None:
     assert caught.value.message.startswith("f:1: ")
 
 
+def test_lists_may_be_json_as_text() -> None:
+    """As in PopQA's answers; one that is a text alone stays one."""
+    values = {"q": "q", "context": "c", "a": '["Norway", "Kingdom of Norway"]', "g": "[0]"}
+    (row,) = rows("input=q,answers=a,gold_passages=g", values)
+    assert (row.answers, row.gold) == (("Norway", "Kingdom of Norway"), (0,))
+    (row,) = rows("input=q,answers=a", values | {"a": "[sic] Norway"})
+    assert row.answers == ("[sic] Norway",)
+
+
+@pytest.mark.parametrize("needed", [True, 1, "true"])
+def test_what_supports_an_answer_may_be_said_in_several_forms(needed: Any) -> None:
+    docs = [{"t": None, "b": "x", "s": False}, {"t": "T", "b": "y", "s": needed}]
+    values = {"q": "q", "docs": docs, "a": "yes"}
+    (row,) = rows("input=q,answers=a,passages=docs,title=t,body=b,supports=s", values)
+    assert row.gold == (1,)
+    lists = {"t": [None, "T"], "b": ["x", "y"]}
+    (same,) = rows("input=q,answers=a,passages=docs,title=t,body=b", values | {"docs": lists})
+    assert same.context == row.context == "Passage 1:\nx\nPassage 2:\nT\ny"
+
+
 def test_fields_that_are_not_named_are_longbenchs() -> None:
     values = {"query": "q", "context": "c", "answers": ["a"]}
     (row,) = rows("input=query", values)
