@@ -91,11 +91,11 @@ def preceding(documents: Sequence[Hashable], places: Sequence[int] = ()) -> list
     `documents` names the document of each, `places` its place there (default: in their order).
     """
     at = places or range(len(documents))
-    order = sorted(range(len(at)), key=at.__getitem__)
-    return [
-        [other for other in order if documents[other] == document and at[other] < place]
-        for document, place in zip(documents, at, strict=True)
-    ]
+    same: dict[Hashable, list[int]] = {}
+    for number in sorted(range(len(at)), key=at.__getitem__):
+        same.setdefault(documents[number], []).append(number)
+    placed = zip(documents, at, strict=True)
+    return [[n for n in same[document] if at[n] < place] for document, place in placed]
 
 
 def before(

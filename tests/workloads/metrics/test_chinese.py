@@ -25,6 +25,8 @@ def no_tokenizer() -> Any:
         (["Tokyo (\u6771\u4eac)"], ""),
         (["\u5317\u4eac", "Beijing"], ""),
         (["1949\u5e74"], ""),
+        (["A\u5e74"], ""),
+        (["A\u5e74\u5e74"], "Chinese"),
         ([], ""),
         (["\uc11c\uc6b8"], ""),
         (["\u5317\u4eac"], "Chinese"),

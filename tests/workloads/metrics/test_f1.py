@@ -63,3 +63,11 @@ def test_an_exact_match_has_the_words_in_order() -> None:
 )
 def test_texts_that_look_the_same_are_the_same(reply: str, gold: str) -> None:
     assert find("qa").score(reply, [gold]) == find("qa").score(gold, [reply]) == 1.0
+
+
+def test_joiners_tell_words_apart() -> None:
+    """Persian writes a word with a joiner that is another one without it."""
+    assert (
+        find("qa").score("\u0645\u06cc\u200c\u0631\u0648\u0645", ["\u0645\u06cc\u0631\u0648\u0645"])
+        == 0.0
+    )
