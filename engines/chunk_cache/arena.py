@@ -6,7 +6,7 @@ handed out again before that has ended, whatever is evicted or cleared meanwhile
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
@@ -32,12 +32,16 @@ class Arena:
     """Rows of `row_bytes` in `capacity` bytes, least recently used chunk out first.
 
     Callers `release` what `find` and `reserve` return. One thread keeps the books, others may copy.
+    `evicted` is called with the name of each chunk that goes for another one.
     """
 
-    def __init__(self, capacity: int, row_bytes: int) -> None:
+    def __init__(
+        self, capacity: int, row_bytes: int, evicted: Callable[[Key], None] = lambda _: None
+    ) -> None:
         self.rows = capacity // row_bytes
         self._capacity = capacity
         self._row_bytes = row_bytes
+        self._evicted = evicted
         self._extents: OrderedDict[Key, Extent] = OrderedDict()
         self._filling: dict[Key, Extent] = {}
         # Rows from `_fresh` on were never used; neither they nor the freed ones are anyone's.
@@ -86,6 +90,7 @@ class Arena:
                 break
             self._evictions += 1
             self._drop(extent)
+            self._evicted(extent.name)
         extent = Extent(name, tuple(self._take(count)))
         self._filling[name] = extent
         return extent

@@ -36,7 +36,7 @@ from picbench.engines.planning.plan import Canonical
 _LOG = logging.getLogger(__name__)
 
 #: At most this many chunks are remembered that are only in tiers.
-_MAX_RECORDS = 1 << 20
+_MAX_RECORDS = 1 << 15
 
 #: A chunk that was lost this often counts as missing for this many seconds.
 _MAX_LOSSES, _BAN_S = 2, 60.0
@@ -204,7 +204,9 @@ class ChunkStore:
             if record.losses >= _MAX_LOSSES:
                 banned.add(record.key)
         self._learn(found - banned, ChunkState.REMOTE)
-        self._learn(results.absent | results.lost | banned, ChunkState.MISSING)
+        # Where only this engine stores, what is not known to be there is missing.
+        missing = ChunkState.MISSING if self.shared_tiers else ChunkState.UNKNOWN
+        self._learn(results.absent | results.lost | banned, missing)
         for key in results.stored | results.refused:
             self._complete_store(key)
 
@@ -329,13 +331,17 @@ class ChunkStore:
                 self._records.pop(record.key, None)
 
     def _learn(self, keys: Iterable[Key], tiers: ChunkState) -> None:
-        """Note what is known of the tiers; the chunks noted longest ago are forgotten first."""
+        """Note what is known of the tiers; the chunks noted longest ago are forgotten first.
+
+        Tiers that others share are asked again. A host tier says itself what it evicted.
+        """
         for key in keys:
             record = self._record(key)
             record.tiers = tiers
             self._records.move_to_end(key)
             self._settle(record)
-        for key in list(islice(self._records, max(0, len(self._records) - _MAX_RECORDS))):
+        room = _MAX_RECORDS + len(self._resident) if self.shared_tiers else len(self._records)
+        for key in list(islice(self._records, max(0, len(self._records) - room))):
             self._records.move_to_end(key)
             self._forget_tiers(self._records[key])
 

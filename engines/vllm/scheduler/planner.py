@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+#: Tokens of chunks whose pages are kept, of 200 bytes each: twice the pool's, and at most these.
+_MOST_TOKENS = 1 << 21
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedPrompt:
     """A request's plan, the KV blocks that it can occupy, and its tag."""
@@ -43,7 +47,8 @@ class RequestPlanner:
         self._settings = settings
         self._limits = limits
         self._registry = Registry()
-        self._pages = PageCache(name=Encoder().encode)
+        tokens = min(_MOST_TOKENS, 2 * limits.blocks * limits.block_size)
+        self._pages = PageCache(tokens, name=Encoder().encode)
         self._lock = Lock()
         # Weak, because not every request that is received gets to the scheduler.
         self._early: WeakKeyDictionary[Request, PlannedPrompt] = WeakKeyDictionary()

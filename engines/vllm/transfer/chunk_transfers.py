@@ -116,7 +116,7 @@ class ChunkTransfers:
     host tier; what a far tier had is first copied to the host tier, or passes through. Nothing is
     sealed on its way to the host tier, because it does not leave the process.
 
-    `timed` is the scope of work that steps wait for.
+    `timed` is the scope of work that steps wait for, `evicted` is that of `Arena`.
     """
 
     def __init__(
@@ -126,12 +126,13 @@ class ChunkTransfers:
         row_bytes: int,
         capacity: int,
         timed: Callable[[], AbstractContextManager[None]],
+        evicted: Callable[[Key], None] = lambda _: None,
     ) -> None:
         self._copies = copies
         self._stack = stack
         self._row_bytes = row_bytes
         self._timed = timed
-        self.arena = Arena(capacity, row_bytes) if capacity else None
+        self.arena = Arena(capacity, row_bytes, evicted) if capacity else None
         self._memory = copies.lasting_memory(self.arena.rows) if self.arena else None
         self._background = BackgroundPool("tier-copy", 1)
         self._passing = Budget(_PASSING)

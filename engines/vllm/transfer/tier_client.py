@@ -69,7 +69,10 @@ class TierClient:
         self._repeated: set[Key] = set()
         self._lookups: list[tuple[Sequence[Key], Ticket[str | None]]] = []
         self._deletions: list[Ticket[None]] = []
-        self._stored: OrderedDict[Key, None] = OrderedDict()
+        # Keys of the chunks that are in tiers, by name. Far tiers do not say what they evict, but
+        # they cannot have more than their rows; the one used longest ago goes first there, too.
+        self._stored: OrderedDict[Key, Key] = OrderedDict()
+        self._room = sum(spec.capacity or inf for spec in specs) or inf
         self._results = TransferResults()
         self.faults = Faults()
         self._failed: set[str] = set()
@@ -82,7 +85,12 @@ class TierClient:
         self._pool = PoolRows(layers)
         self._copies = self._copy_engine()
         self._chunks = ChunkTransfers(
-            self._copies, self._stack, self._pool.row_bytes, self._capacity, self._timed
+            self._copies,
+            self._stack,
+            self._pool.row_bytes,
+            self._capacity,
+            self._timed,
+            self._note_evicted,
         )
 
     def set_namespace(self, namespace: bytes) -> None:
@@ -236,8 +244,7 @@ class TierClient:
         return copies
 
     def _clear(self) -> None:
-        names = [self._name(key) for key in self._stored]
-        self._deletions.append(self._chunks.clear(names))
+        self._deletions.append(self._chunks.clear(list(self._stored)))
         self._stored.clear()
 
     def _look_up(self, keys: Sequence[Key]) -> None:
@@ -275,6 +282,8 @@ class TierClient:
                 self._results.lost.add(chunk.key)
             else:
                 served[tier] = served.get(tier, 0) + len(chunk.blocks)
+                if (name := self._name(chunk.key)) in self._stored:
+                    self._stored.move_to_end(name)
         if not all(tier for _, tier in found):
             return False
         total = self._results.served.setdefault(load.request_id, {})
@@ -310,9 +319,21 @@ class TierClient:
     def _note_stored(self, key: Key) -> None:
         """A tier has a chunk. Remember what to delete when the tiers are cleared."""
         self._results.stored.add(key)
-        self._stored[key] = None
-        if len(self._stored) > _MAX_STORED:
+        self._results.absent.discard(key)
+        name = self._name(key)
+        self._stored[name] = key
+        self._stored.move_to_end(name)
+        if len(self._stored) > min(_MAX_STORED, self._room / self._pool.row_bytes):
             self._stored.popitem(last=False)
+
+    def _note_evicted(self, name: Key) -> None:
+        """The host tier has no room for a chunk any more; unless others have it, none has it."""
+        if len(self._stack) or name not in self._stored:
+            return
+        key = self._stored.pop(name)
+        told = key in self._results.stored
+        (self._results.refused if told else self._results.absent).add(key)
+        self._results.stored.discard(key)
 
     def _name(self, key: Key) -> Key:
         return hashlib.sha256(self._namespace + key).digest()

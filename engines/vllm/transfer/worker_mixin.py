@@ -5,11 +5,13 @@ vLLM keeps the worker's connector in a process-wide global
 without picbench, so a worker sets the global only while one of its methods runs.
 """
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from vllm.distributed.kv_transfer import kv_transfer_state as state
 
 from picbench.engines.vllm.transfer.namespace import namespace, packing_noted
@@ -97,9 +99,18 @@ class ConnectorWorkerMixin:
             return _upstream(super()).sample_tokens(grammar_output)
 
     def shutdown(self) -> None:
-        """Close the tiers, then the worker."""
+        """Close the tiers, then the worker, and free weights, pool and graphs.
+
+        Upstream drops what its own runner has of them. Ours also holds passes through the model,
+        and upstream's V2 runner leaves layers in the configuration, which outlives the worker.
+        """
         with self._connector_scope.active():
             _upstream(super()).shutdown()
+        worker: Any = self
+        worker.vllm_config.compilation_config.static_forward_context.clear()
+        worker.model_runner = None
+        gc.collect()
+        torch.accelerator.empty_cache()
 
     @contextmanager
     def _weights_renamed(self) -> Iterator[None]:

@@ -432,17 +432,28 @@ def test_a_banned_chunk_that_a_tier_claims_is_missing() -> None:
     assert store.tiers_of(A) is ChunkState.MISSING
 
 
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_of_shared_tiers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_store, "_MAX_RECORDS", 2)
-    store = ChunkStore(Queue(), tiers=True, shared_tiers=False)
+    store = ChunkStore(Queue(), tiers=True, shared_tiers=True)
     for key in (A, B, C):
         told(store, stored={key})
     assert [store.tiers_of(key) for key in (A, B, C)] == [
-        ChunkState.MISSING,
+        ChunkState.UNKNOWN,
         ChunkState.REMOTE,
         ChunkState.REMOTE,
     ]
     assert len(store._records) == 2
+
+
+def test_a_chunk_that_a_host_tier_evicted_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No others store there, so what is not known to be in it has to be compiled."""
+    monkeypatch.setattr(chunk_store, "_MAX_RECORDS", 0)
+    store = ChunkStore(Queue(), tiers=True, shared_tiers=False)
+    told(store, stored={A, B})
+    told(store, absent={A})
+    states = [store.tiers_of(key) for key in (A, B)]
+    assert states == [ChunkState.MISSING, ChunkState.REMOTE]
+    assert list(store._records) == [B]
 
 
 class Lifecycle(RuleBasedStateMachine):
