@@ -256,3 +256,12 @@ def test_an_article_has_its_passage(ctxs: Any, named: str, write_rows: Any) -> N
     )
     with pytest.raises(DataError, match=named):
         list(find("qa").rows(source, Reading(len)))
+
+
+def test_passages_without_a_title_are_from_no_document(
+    write_rows: Any, word_tokenizer: Tokenizer
+) -> None:
+    context = "Passage 1:\n\nOne.\nPassage 2:\n\nTwo."
+    row = {"input": "?", "context": context, "answers": ["yes"], "places": [0, 1]}
+    [sample] = load_samples("qa", write_rows("qa", row), word_tokenizer, documents=True)
+    assert [chunk.before for chunk in sample.chunks] == [None, None]
