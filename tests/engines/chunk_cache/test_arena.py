@@ -1,5 +1,8 @@
 """Rows of the host tier: never two chunks in one, never freed while they are copied."""
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -100,14 +103,35 @@ def stored(arena: Arena, name: bytes, count: int) -> Extent:
     return extent
 
 
-def test_the_least_recently_used_chunk_makes_room() -> None:
+def read(arena: Arena, name: bytes) -> None:
+    extent = arena.find(name, 1)
+    assert extent is not None
+    arena.release(extent)
+
+
+@pytest.mark.parametrize("use", [Arena.touch, read])
+def test_the_least_recently_used_chunk_makes_room(use: Callable[[Arena, bytes], object]) -> None:
     arena = Arena(ROW * 4, ROW)
     stored(arena, b"a", 2)
     stored(arena, b"b", 2)
-    assert arena.touch(b"a")
+    use(arena, b"a")
     stored(arena, b"c", 1)
     assert [name in arena for name in (b"a", b"b", b"c")] == [True, False, True]
     assert not arena.touch(b"b")
+
+
+def test_a_chunk_that_is_being_copied_stays() -> None:
+    """Also if it was used longest ago: its rows would be no one's before the copy has ended."""
+    arena = Arena(ROW * 4, ROW)
+    stored(arena, b"a", 2)
+    stored(arena, b"b", 2)
+    copied = arena.find(b"a", 2)
+    arena.touch(b"b")
+    stored(arena, b"c", 2)
+    assert [name in arena for name in (b"a", b"b", b"c")] == [True, False, True]
+    assert copied is not None
+    arena.release(copied)
+    assert arena.find(b"a", 2) is copied
 
 
 def test_nothing_is_evicted_for_what_does_not_fit() -> None:

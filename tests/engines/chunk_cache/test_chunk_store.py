@@ -221,6 +221,19 @@ def test_dropping_spares_what_is_used() -> None:
     assert not stores
 
 
+def test_as_few_pins_as_possible_are_given_up_oldest_first() -> None:
+    """Two chunks that begin alike take four blocks together, not five."""
+    queue, store, _ = filled(0, 1, 4)
+    assert all(map(store.pin, (A, B)))
+    assert len(store.pinned_blocks()) == 4
+    store.unpin_for(queue.usable - 4)
+    assert list(store.pinned) == [A, B]
+    store.unpin_for(queue.usable - 3)
+    assert list(store.pinned) == [B]
+    store.unpin_for(queue.usable)
+    assert not store.pinned
+
+
 def test_compiling_again_keeps_what_was_counted() -> None:
     queue, store, _ = filled(4)
     store.touch([canonical(4)])

@@ -16,6 +16,7 @@ from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.scheduler.isolation import IsolatedLinker
 from picbench.engines.vllm.scheduler.linker import Linker
 from picbench.engines.vllm.scheduler.pool import key_of
+from picbench.errors import EngineError
 
 #: Chunks of two, of two and a half and of three blocks.
 A, B, C = tuple(range(100, 132)), tuple(range(200, 240)), tuple(range(300, 348))
@@ -64,6 +65,76 @@ def test_a_running_request_references_its_blocks_once(llama: Path) -> None:
     assert linker(given).held() == []
     [blocks] = given.scheduler.kv_cache_manager.get_blocks("one").blocks
     assert {block.ref_cnt for block in blocks} == {1}
+    given.run()
+    assert given.free == 60
+
+
+def test_the_head_of_the_queue_leaves_blocks_to_those_that_are_scheduled_first(
+    llama: Path,
+) -> None:
+    given = bench(llama, batch_tokens=16)
+    given.submit("warm", A)
+    given.run()
+    given.submit("busy", question=tuple(range(400)))
+    given.step()
+    given.submit("waits", A, C)
+    given.step()
+    assert len(linker(given).held()) == 2
+    for reserved, held in ((given.free, 2), (given.free + 1, 0)):
+        linker(given).before_schedule(given.scheduler.waiting, reserved)
+        assert len(linker(given).held()) == held
+    given.run()
+
+
+def test_a_request_that_runs_is_not_preempted_for_chunks_that_the_head_holds(llama: Path) -> None:
+    given = bench(llama, blocks=8, batch_tokens=16)
+    given.submit("warm", A)
+    given.run()
+    busy = given.submit("busy", question=tuple(range(31)), max_tokens=70)
+    given.step()
+    given.step()
+    given.submit("waits", A, C)
+    given.run(200)
+    assert busy.num_preemptions == 0
+    assert set(given.ended) == {"warm", "busy", "waits"}
+
+
+def test_no_request_computes_a_chunk_in_its_own_context(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk that is gone between the lookup and the use of it ends its request."""
+    given = bench(llama)
+    request = given.submit("one", A, B)
+    shared = linker(given).plan_of("one").shared
+    linker(given).check_hits(request, shared * BLOCK_SIZE)
+    with pytest.raises(EngineError, match="lost a chunk"):
+        linker(given).check_hits(request, shared * BLOCK_SIZE - 1)
+    monkeypatch.setattr(Linker, "before_schedule", lambda *_: None)
+    monkeypatch.setattr(Linker, "can_schedule", lambda *_: True)
+    assert given.step().tokens == {}
+    given.step()
+    assert "lost a chunk" in given.ended["one"].stop_reason
+    assert given.free == 60
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["nothing left", "a page left"])
+def test_a_load_that_a_request_waits_for_is_commanded(llama: Path, alike: bool) -> None:
+    """Of chunks that begin alike, the first of which is copied from the pool."""
+    given = bench(llama, tiers="host:1MiB")
+    first, second = (*A[:16], *B[:16]), (*A[:16], *C[: 0 if alike else 16])
+    given.submit("warm", first, second, algorithm="epic:k=4")
+    given.step()
+    one, two = linker(given).plan_of("warm").canonicals
+    given.run()
+    given.step(TransferResults(stored={two.key}, refused={one.key}))
+    store = given.scheduler.chunk_store
+    assert (store.is_remote(one.key), store.is_remote(two.key)) == (False, True)
+    given.submit("waits", first, second, algorithm="epic:k=4")
+    loads = given.schedule().commands.loads
+    assert [load.request_id for load in loads] == ["waits"] * (not alike)
+    given.finish()
+    assert all(chunk.pages == (1,) for load in loads for chunk in load.chunks)
+    given.step(loaded={load.request_id for load in loads})
     given.run()
     assert given.free == 60
 
@@ -213,6 +284,11 @@ def test_blocks_in_use_are_not_needed_again(llama: Path) -> None:
     assert linker(given).blocks_needed(copies) == linker(given)._links["copies"].need
     plain = given.submit("plain", question=(7,) * 17, max_tokens=16)
     assert linker(given).blocks_needed(plain) == 3
+    given.run()
+    # Idle blocks are available to others, and are taken from them again.
+    later = given.submit("later", A, B, max_tokens=30)
+    assert all(map(linker(given)._store.is_mappable, linker(given).plan_of("later").canonicals))
+    assert linker(given).blocks_needed(later) == 2 + 3 + 2
     given.run()
 
 

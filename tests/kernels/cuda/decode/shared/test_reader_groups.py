@@ -25,8 +25,9 @@ EAGER = SharingCosts(own_gb_ms=1e-6, launch_ms=0.0)
 
 
 def cell(chunk: int, shift: int = 0) -> KeyCell:
-    """The only cell of a chunk, of four blocks."""
-    contents = np.stack([np.arange(4) + 4 * chunk, np.full(4, 0xFFFF), np.zeros(4)])
+    """The only cell of a chunk, of one to four blocks."""
+    size = 4 - chunk % 4
+    contents = np.stack([np.arange(1, 1 + size) + 4 * chunk, np.full(size, 0xFFFF), np.ones(size)])
     contents = contents.astype(np.int32)
     return KeyCell(contents.tobytes(), contents, 0, 1, shift)
 
@@ -82,9 +83,10 @@ def served(made: ReaderGroups) -> list[tuple[int, int, bytes, int]]:
     for row in made.group_rows():
         blocks, readers = int(row[0]), int(row[1])
         assert 1 <= readers <= layout.readers
-        contents = np.stack(
-            [row[at : at + blocks] for at in (layout.blocks_at, layout.seen_at, layout.offsets_at)]
-        )
+        columns = (layout.blocks_at, layout.seen_at, layout.offsets_at)
+        contents = np.stack([row[at : at + blocks] for at in columns])
+        # The kernel may read on: nothing is left of a larger cell that the row told of before.
+        assert not any(row[at + blocks : at + layout.cell_blocks].any() for at in columns)
         for i in range(readers):
             part = int(row[layout.parts_at + i])
             at = places.pop(part)
