@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ahead_engine import Start
+from ahead_engine import Start, engine_ahead
 from small_engine import check_drained, small_config
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
@@ -69,10 +69,11 @@ Failed = Callable[[], list[tuple[Request, Result]]]
 ALGORITHMS = ["mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "prefix"]
 
 
-@pytest.fixture(scope="module")
-def engine(pebble: Path, start: Start) -> Iterator[Engine]:
+@pytest.fixture(scope="module", params=["in step", "ahead"])
+def engine(pebble: Path, start: Start, request: pytest.FixtureRequest) -> Iterator[Engine]:
     """A pool that is too small for the requests that run at a time, and a tier for its chunks."""
-    with start(
+    own = engine_ahead if request.param == "ahead" else start
+    with own(
         small_config(pebble, 40, 256, batch_tokens=128, max_requests=8, tiers="host:1MiB")
     ) as engine:
         yield engine
@@ -152,7 +153,9 @@ def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, int], lis
     return install
 
 
-@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize(
+    ("engine", "nth"), [("in step", 1), ("in step", 2), ("ahead", 2)], indirect=["engine"]
+)
 @pytest.mark.parametrize(("owner", "name"), OF_A_REQUEST)
 def test_a_fault_ends_one_request(
     failed: Failed, fail_once: Any, owner: type, name: str, nth: int

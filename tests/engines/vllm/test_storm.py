@@ -207,9 +207,9 @@ def mixed(draw: Any, seed: int) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "ahead"), [(1, False), (2, True)], ids=["in step", "ahead"])
 def test_small_storms_end_no_engine(
-    pebble: Path, tmp_path: Path, draw: Any, seed: int, start: Start
+    pebble: Path, tmp_path: Path, draw: Any, seed: int, start: Start, ahead: bool
 ) -> None:
     """Requests as large as the pool: their chunks are evicted page by page, and lost by tiers.
 
@@ -219,7 +219,7 @@ def test_small_storms_end_no_engine(
     expected: Tokens = {}
     for blocks, tiers in [(2000, ""), *STARVED]:
         storm, place = Storm(len(requests), 320), tiers.format(tmp_path)
-        own = start if expected else Engine
+        own = (engine_ahead if ahead else start) if expected else Engine
         with engine_of(
             pebble, storm, blocks, place, context=1024, batch_tokens=128, start=own
         ) as engine:
@@ -249,12 +249,15 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_small_storms_of_all_kinds_of_requests(
     layers: Path, tmp_path: Path, draw: Any, start: Start
 ) -> None:
-    """All options, awkward lengths, tenants, several answers a request, and two tiers at once."""
+    """All options, awkward lengths, tenants, several answers a request, and two tiers at once.
+
+    Most starved engines schedule ahead.
+    """
     requests = draw_mix(draw, 3, 32)
     expected: Tokens = {}
-    for blocks, tiers in [(2000, ""), *STARVED_OF_ALL]:
+    engines = [Engine, engine_ahead, start, engine_ahead]
+    for (blocks, tiers), own in zip([(2000, ""), *STARVED_OF_ALL], engines, strict=True):
         storm, place = Storm(len(requests), 320), tiers.format(tmp_path)
-        own = start if expected else Engine
         with engine_of(
             layers, storm, blocks, place, context=1024, batch_tokens=256, start=own
         ) as engine:
@@ -274,7 +277,10 @@ def survive(driver: Driver, requests: list[Request], expected: Tokens) -> Tokens
     return expected
 
 
-def test_blocks_of_loads_that_fail_are_counted(pebble: Path, draw: Any, start: Start) -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["in step", "ahead"])
+def test_blocks_of_loads_that_fail_are_counted(
+    pebble: Path, draw: Any, start: Start, ahead: bool
+) -> None:
     """A tier that holds few chunks loses many before they are loaded: requests start over."""
     dice = random.Random(11)
     chunks = [Chunk(tokens=draw(dice.randint(17, 48), 5000 + i)) for i in range(120)]
@@ -285,7 +291,8 @@ def test_blocks_of_loads_that_fail_are_counted(pebble: Path, draw: Any, start: S
         )
         for index in range(200)
     ]
-    with engine_of(pebble, Storm(200, 320), 900, "host:300KiB", start=start) as engine:
+    own = engine_ahead if ahead else start
+    with engine_of(pebble, Storm(200, 320), 900, "host:300KiB", start=own) as engine:
         driver = Driver(engine)
         driver.run(requests, flying=64)
         assert len(driver.tokens) == len(requests)
