@@ -325,6 +325,8 @@ def test_private_pages_are_copied_and_never_shared():
     assert [page.key for page in plan.pages[:2]] == [None, None]
     assert plan.copies == plan.canonicals[0].keys
     assert {kind for page in plan.pages[:2] for kind in page.kinds} == {SlotKind.PRIVATE}
+    # Both blocks are in the pool while they are copied.
+    assert Footprint.of(plan).spare == len(plan.copies) == 2
 
 
 def test_a_chunk_with_one_missing_block_is_missing():
