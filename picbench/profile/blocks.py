@@ -1,28 +1,34 @@
 """KV blocks: their keys, a pool that holds them, and those of chunks under an algorithm.
 
 `ChunkPlanner` makes the same decisions as `picbench.engines.planning.layout.lay_out`, without
-slots: which pages of each chunk are mapped, and which runs of blocks the computed tokens make. A
-chunk is a `Canonical` whose pages are runs, so that the project's own chunk store can keep it.
+slots: which pages of each chunk are mapped, and which runs of blocks the computed tokens make.
+`EnginePlanner` asks `lay_out` itself, for what the former does not know. A chunk is a `Canonical`
+whose pages are runs, so that the project's own chunk store can keep it.
 """
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from picbench.engines.algorithms import Algorithm
-from picbench.engines.algorithms.base import ChunkAlgorithm
 from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.planning.chunk_pages import PageCache
+from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.packing import AnchorText
 from picbench.engines.planning.pages import Page
 from picbench.engines.planning.plan import Canonical
-from picbench.engines.planning.policy import Anchor, Pad
+from picbench.engines.planning.policy import Anchor, LayoutConfig, Pad, Segment
 from picbench.errors import ConfigError
 from picbench.profile.traces import TraceSegment
 
 #: Bytes of a token in `TraceSegment.tokens`, and of a full block.
 _TOKEN_BYTES = 8
 _BLOCK_BYTES = BLOCK_SIZE * _TOKEN_BYTES
+
+#: From here on ids are invented: half of those that have four bytes.
+_INVENTED = 1 << 30
 
 #: Chunks that are remembered; further ones are planned anew.
 _KEPT = 100_000
@@ -242,12 +248,26 @@ class SimulatedPool:
 class ChunkUse:
     """A chunk in a prompt: which pages of it are mapped, and how large its pages are.
 
-    `blocks` are those of each page of `canonical`, whose pages are runs.
+    `blocks` are those of each page of `canonical`, whose pages are runs. Compiling it computes
+    `tokens`; those that it is compiled after are in `lead`, keys of blocks with their tokens.
     """
 
     canonical: Canonical
     blocks: tuple[int, ...]
     tokens: int
+    lead: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def pages(self) -> Iterator[tuple[Hashable, int, int]]:
+        """What its compile allocates, in order: key, blocks and, of full pages, tokens."""
+        yield from ((key, 1, tokens) for key, tokens in self.lead)
+        for page, count in zip(self.canonical.pages, self.blocks, strict=True):
+            yield page.name, count, count * BLOCK_SIZE
+
+    @property
+    def compile_blocks(self) -> int:
+        """Blocks that its compile needs."""
+        return len(self.lead) + sum(self.blocks)
 
     @property
     def mapped(self) -> int:
@@ -283,29 +303,23 @@ class ChunkPlan:
 
 
 class ChunkPlanner:
-    """Plans requests under mepic, naive or epic.
+    """Plans requests under an algorithm that `knows` is true of."""
 
-    Raises ConfigError for an algorithm whose reuse is not counted by first linked tokens.
-    """
-
-    def __init__(self, algorithm: Algorithm, keys: BlockKeys) -> None:
+    @staticmethod
+    def knows(algorithm: Algorithm) -> bool:
+        """Whether it is mepic, naive or epic, and links the first tokens of chunks alone."""
+        if algorithm.name not in ("mepic", "naive", "epic"):
+            return False
         policy = algorithm.plan_chunk(1, 1000)
-        usual = (
-            isinstance(algorithm, ChunkAlgorithm)
-            and algorithm.name in ("mepic", "naive", "epic")
-            and policy.selection is None
+        return (
+            policy.selection is None
             and policy.anchor is Anchor.NONE
             and algorithm.pads is Pad.MASKED
             and not algorithm.documents
             and getattr(algorithm, "bos", "prompt") == "prompt"
-            and tuple(policy.linked) == tuple(range(len(policy.linked)))
         )
-        if not usual:
-            raise ConfigError(
-                f"`algo` {algorithm.spec}: what it reuses is not counted here",
-                hint="full, prefix, reorder, naive, mepic with its `blocks`, epic with its `k` and "
-                "`copy`",
-            )
+
+    def __init__(self, algorithm: Algorithm, keys: BlockKeys) -> None:
         self._algorithm = algorithm
         self._keys = keys
         self._private = bool(getattr(algorithm, "private", False))
@@ -377,6 +391,74 @@ class ChunkPlanner:
         pages = tuple(Page((), (), (), name, canonical=True) for name in names)
         canonical = Canonical.of(AnchorText((), BLOCK_SIZE, ""), pages, tuple(used))
         return ChunkUse(canonical, blocks, length)
+
+
+class EnginePlanner:
+    """Plans requests as engines do, token by token, under any algorithm that reuses chunks.
+
+    It takes milliseconds a request. Contents of known length get tokens that no other has.
+    """
+
+    def __init__(self, algorithm: Algorithm, keys: BlockKeys) -> None:
+        self._algorithm, self._keys = algorithm, keys
+        self._layout = LayoutConfig(pad=algorithm.pads, bos_token=0, documents=algorithm.documents)
+        self._pages = PageCache()
+        self._invented: dict[int | None, int] = {}
+        self._tokens = 0
+        self._uses: dict[tuple[bytes, ...], ChunkUse] = {}
+
+    def plan(
+        self, segments: Sequence[TraceSegment], reply: TraceSegment | None = None
+    ) -> ChunkPlan:
+        """Plan a prompt; a known `reply` continues its runs. Raises ConfigError where it cannot."""
+        given: list[Segment] = []
+        for segment in segments:
+            ids = self._ids(segment)
+            if given and not (segment.chunk or given[-1].chunk):
+                given[-1] = Segment(given[-1].tokens + ids)
+                continue
+            before = self._ids(segment.before) if segment.before else ()
+            given.append(Segment(ids, segment.chunk, context=before))
+        arm, layout = self._algorithm, self._layout
+        try:
+            plan = lay_out(arm.arrange(given, layout), arm.plan_chunk, layout, cache=self._pages)
+        except ValueError as error:
+            raise ConfigError(f"`algo` {arm.spec}: {error}", hint="leave it out") from error
+        keys = plan.keys[plan.canonical : len(plan.tokens) // BLOCK_SIZE]
+        if reply is not None and not plan.picks and not plan.copies:
+            known = [key for key in plan.keys if key is not None]
+            keys += plan.generated_keys([*plan.tokens, *self._ids(reply)], known)
+        found = {canonical.keys: canonical for canonical in plan.canonicals}
+        uses = (self._use(found[view.copies or view.keys]) for view, _ in plan.placed)
+        computed = sum(len(page.tokens) for page in plan.computed)
+        # Blocks of tokens that a worker picks are never found again.
+        runs = [BlockRun(hash(key) if key else self._keys.unique(), 1, bool(key)) for key in keys]
+        return ChunkPlan(tuple(uses), runs, computed, bool(plan.copies))
+
+    def _use(self, canonical: Canonical) -> ChunkUse:
+        name = canonical.key, *canonical.keys
+        if name not in self._uses:
+            if len(self._uses) >= _KEPT:
+                self._uses.clear()
+            lead = tuple((hash(page.name), page.real) for page in canonical.anchor.pages())
+            pages = [Page((), (), (), page.name, canonical=True) for page in canonical.pages]
+            bare = Canonical.of(AnchorText((), BLOCK_SIZE, ""), tuple(pages), canonical.used)
+            tokens = sum(page.real for page in canonical.compile_plan().computed)
+            self._uses[name] = ChunkUse(bare, (1,) * len(pages), tokens, lead)
+        return self._uses[name]
+
+    def _ids(self, segment: TraceSegment) -> tuple[int, ...]:
+        """Ids of four bytes, as plans need them; invented ones are larger than vocabularies."""
+        if segment.tokens is not None:
+            ids = array("q", segment.tokens)
+            return tuple(i if i < _INVENTED else _INVENTED + i % _INVENTED for i in ids)
+        first = self._invented.get(segment.content, self._tokens)
+        if first == self._tokens:
+            self._tokens += segment.length
+        if segment.content is not None:
+            self._invented[segment.content] = first
+        first = _INVENTED + first % (_INVENTED - segment.length)
+        return tuple(range(first, first + segment.length))
 
 
 def _known_tokens(segment: TraceSegment) -> bytes:

@@ -16,6 +16,7 @@ from picbench.profile.blocks import (
     ChunkPlanner,
     ChunkUse,
     ComputedSlice,
+    EnginePlanner,
     HeldRun,
     PoolTooSmallError,
     SimulatedPool,
@@ -122,7 +123,7 @@ class SimulatedEngine:
         """
         mapped = plan.mapped
         room = mapped + blocks_of(plan.computed + output - 1)
-        compiling = max((sum(use.blocks) - use.mapped for use in plan.uses), default=0)
+        compiling = max((use.compile_blocks - use.mapped for use in plan.uses), default=0)
         if room + compiling > self.pool.usable:
             return None
         reused = prompt - plan.computed
@@ -140,7 +141,7 @@ class SimulatedEngine:
         Nothing can find its blocks afterwards.
         """
         new = {u.canonical.key: u for u in plan.uses if u.canonical.key not in self._copied}
-        for blocks in (*(sum(use.blocks) for use in new.values()), room):
+        for blocks in (*(use.compile_blocks for use in new.values()), room):
             self.pool.allocate(blocks)
             self.pool.free_empty(blocks)
         self._copied |= new.keys()
@@ -154,7 +155,7 @@ class SimulatedEngine:
         waiting = [run for u in chunks for run in self._hold(u.canonical)] if missing else []
         jobs: list[tuple[ChunkUse, list[HeldRun]]] = []
         compiled = 0
-        at_once = sum(sum(use.blocks) for use in chunks) + blocks_of(plan.computed)
+        at_once = sum(use.compile_blocks for use in chunks) + blocks_of(plan.computed)
         for use in missing.values():
             tokens, pages = self._compile(use)
             compiled += tokens
@@ -181,20 +182,20 @@ class SimulatedEngine:
 
     def _compile(self, use: ChunkUse) -> tuple[int, list[HeldRun]]:
         """Compile a chunk: tokens that are computed, and its blocks, all of them referenced."""
-        pages = list(zip(use.canonical.pages, use.blocks, strict=True))
+        pages = list(use.pages)
         self._store.prepare_compile(use.canonical, "compile")
         held: list[HeldRun] = []
-        hits = 0
-        for page, blocks in pages[:-1]:
-            run = self.pool.find(page.name)
+        hits = found = 0
+        for key, blocks, tokens in pages[:-1]:
+            run = self.pool.find(key)
             if run is None or run.blocks < blocks:
                 break
             self.pool.touch(run)
             held.append(run)
-            hits += blocks
-        self.pool.allocate(sum(use.blocks) - hits)
-        held += [self.pool.fill(page.name, blocks) for page, blocks in pages[len(held) :]]
-        return use.tokens - hits * BLOCK_SIZE, held
+            hits, found = hits + blocks, found + tokens
+        self.pool.allocate(use.compile_blocks - hits)
+        held += [self.pool.fill(key, blocks) for key, blocks, _ in pages[len(held) :]]
+        return use.tokens - found, held
 
     def _complete(self, use: ChunkUse, pages: list[HeldRun]) -> None:
         self._store.complete_compile(use.canonical, (), success=True, shared=True)
@@ -257,9 +258,8 @@ class UnboundedCache:
     evictions = 0
 
     def __init__(self) -> None:
-        self._runs: set[int] = set()
+        self._known: set[Hashable] = set()
         self._begun: dict[int, int] = {}
-        self._pages: set[bytes] = set()
         self.blocks = 0
 
     def serve(self, plan: ChunkPlan, prompt: int, output: int) -> RequestReuse:
@@ -288,26 +288,22 @@ class UnboundedCache:
         """Compile the chunks that are not cached: tokens computed for that, blocks not mapped."""
         compiled = unmapped = 0
         for use in plan.uses:
-            names = [page.name for page in use.canonical.pages]
-            if all(names[index] in self._pages for index in use.canonical.used):
+            if all(key in self._known for key in use.canonical.keys):
                 continue
+            pages = list(use.pages)
             # A compile finds leading pages, but never the last one.
-            cached = takewhile(
-                lambda page: page[0] in self._pages, zip(names[:-1], use.blocks, strict=False)
-            )
-            compiled += use.tokens - BLOCK_SIZE * sum(blocks for _, blocks in cached)
-            unmapped += sum(use.blocks) - use.mapped
-            for name, blocks in zip(names, use.blocks, strict=True):
-                if name not in self._pages:
-                    self._pages.add(name)
-                    self.blocks += blocks
+            cached = takewhile(lambda page: page[0] in self._known, pages[:-1])
+            compiled += use.tokens - sum(tokens for _, _, tokens in cached)
+            unmapped += use.compile_blocks - use.mapped
+            self.blocks += sum(blocks for key, blocks, _ in pages if key not in self._known)
+            self._known.update(key for key, _, _ in pages)
         return compiled, unmapped
 
     def _found(self, runs: list[BlockRun], most: int) -> list[tuple[int, int]]:
         """The runs that are cached, and how many blocks of each, `most` blocks in all."""
         found: list[tuple[int, int]] = []
         for key, blocks, _ in runs:
-            if key not in self._runs or blocks > most:
+            if key not in self._known or blocks > most:
                 begun = min(self._begun.get(key, 0), most)
                 return [*found, (key, begun)] if begun else found
             most -= blocks
@@ -319,7 +315,7 @@ class UnboundedCache:
 
         Returns the runs that were not cached before and can be found, with their blocks.
         """
-        known, stored = self._runs, []
+        known, stored = self._known, []
         room = slots // BLOCK_SIZE
         for key, blocks, forever in runs:
             if blocks > room:  # Of a known reply, whose last token is not stored.
@@ -338,15 +334,21 @@ class UnboundedCache:
 class ArmSimulation:
     """Counts what an algorithm reuses, in a pool of `blocks` usable blocks; None never evicts.
 
-    `exact` as in `BlockKeys`. Raises ConfigError for an algorithm that cannot be counted.
+    `exact` as in `BlockKeys`.
     """
 
     def __init__(self, algorithm: Algorithm, *, exact: bool, blocks: int | None = None) -> None:
         self.totals, self._algorithm = ReuseTotals(), algorithm
         self._keys = BlockKeys(exact=exact)
         self._order = ContextIndex() if algorithm.reorders else None
-        chunks = algorithm.reuse is Reuse.CHUNKS
-        self._planner = ChunkPlanner(algorithm, self._keys) if chunks else None
+        self._planner: ChunkPlanner | EnginePlanner | None = None
+        if algorithm.reuse is Reuse.CHUNKS:
+            known = ChunkPlanner.knows(algorithm)
+            self._planner = (
+                ChunkPlanner(algorithm, self._keys)
+                if known
+                else EnginePlanner(algorithm, self._keys)
+            )
         self._cache: UnboundedCache | SimulatedEngine = (
             UnboundedCache() if blocks is None else SimulatedEngine(blocks, self._keys)
         )
@@ -384,7 +386,9 @@ class ArmSimulation:
             items = zip(segments, contents, strict=True)
             order = self._order.arrange([(s.chunk, content, s.length) for s, content in items])
             segments = [segments[place] for place in order]
-        if self._planner is not None and any(segment.chunk for segment in segments):
+        # What text has in common with that of planned prompts is known only by tokens.
+        always = self._keys.exact and isinstance(self._planner, EnginePlanner)
+        if self._planner and (always or any(segment.chunk for segment in segments)):
             return self._planner.plan(segments, request.reply)
         parts = segments if request.reply is None else (*segments, request.reply)
         runs = self._keys.runs([ComputedSlice(s, 0, s.length) for s in parts])

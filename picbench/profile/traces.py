@@ -52,13 +52,14 @@ class TraceSegment(NamedTuple):
 
     Segments of one `content` are equal; None is content that never occurs again. `tokens` are the
     ids, eight bytes each, where they are known. Without them segments of different contents count
-    as different from their first token on.
+    as different from their first token on. `before` is what precedes a chunk in its document.
     """
 
     content: int | None
     length: int
     chunk: bool
     tokens: bytes | None = None
+    before: "TraceSegment | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class PromptContent(BaseModel):
     """Content of a prompt: its text, its token ids, or their number.
 
     `chunk` names a chunk, `id` a text that other prompts share. The name alone is enough for a
-    content that was named before.
+    content that was named before. `before` is the text of a chunk's document up to the chunk.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -119,6 +120,7 @@ class PromptContent(BaseModel):
     tokens: _Tokens | None = None
     chunk: str | None = None
     id: str | None = None
+    before: "PromptContent | None" = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -128,6 +130,8 @@ class PromptContent(BaseModel):
             raise ValueError("has 'chunk' and 'id', which are both names")
         if self.text is None and self.tokens is None and self.name is None:
             raise ValueError("needs 'text', 'tokens', or the name of what came before")
+        if self.before and (self.chunk is None or self.text is self.tokens is None):
+            raise ValueError("has 'before', which comes with a 'chunk' and its content")
         return self
 
     @property
@@ -234,6 +238,8 @@ class ContentTable:
             both = {known.content, segment.content}
             if both <= self._told:
                 raise ValueError(f"field {kind!r}: {name!r} has other tokens here than before")
+        if segment is not None and segment.before not in (None, known.before):
+            raise ValueError(f"field 'before': {name!r} has another text before it than at first")
         return known
 
     def of_prompt(self, parts: Sequence[PromptContent]) -> tuple[TraceSegment, ...]:
@@ -263,6 +269,11 @@ class ContentTable:
                 self._start = self._encode("")
             ids = self._encode(content.text)[len(self._start) :]
             made = self.of_tokens(ids, chunk=chunk)
+        if content.before and content.chunk is not None and made is not None:
+            before = self.of_content(content.before, f"{where}.before")
+            if content.before.name is None:
+                before = self.name("before", content.chunk, before)
+            made = made._replace(before=before)
         if content.name is None:
             assert made is not None, "PromptContent has a name, a text or tokens"
             return made
@@ -385,7 +396,9 @@ def _traffic_requests(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[
         except ValueError as error:
             raise DataError(f"{source}: {first_problem(error)}", hint=_TRAFFIC_HINT) from error
         if isinstance(found, ChunkSchema):
-            chunks[found.chunk] = table.of_tokens(found.tokens, chunk=True)
+            before = table.of_tokens(found.before.tokens, chunk=False) if found.before else None
+            chunk = table.of_tokens(found.tokens, chunk=True)
+            chunks[found.chunk] = chunk._replace(before=before)
             continue
         segments = []
         for content in found.parts:

@@ -35,6 +35,20 @@ class Mixes:
             for _ in range(self.count)
         ]
 
+    def articles(self) -> list[TracedRequest]:
+        """Chunks of three articles, compiled after what stands before them there."""
+        head, chunks = self.text(21), list[TraceSegment]()
+        for _ in range(3):
+            pieces, before = [self.chunk(self.rng.choice((17, 32, 45))) for _ in range(4)], ()
+            for piece in pieces:
+                context = self.table.of_tokens(before, chunk=False) if before else None
+                chunks.append(piece._replace(before=context))
+                before = (*before, *ids(piece))
+        return [
+            self.request(head, *self.rng.sample(chunks, 3), self.text(self.rng.randint(3, 30)))
+            for _ in range(self.count)
+        ]
+
     def agents(self) -> list[TracedRequest]:
         """Agents with a common system prompt, tools as chunks, and a history that grows."""
         system, tools = self.text(70), [self.chunk(48), self.chunk(33)]
@@ -69,7 +83,9 @@ class Mixes:
         return TracedRequest(segments, output=self.rng.choice((1, 1, 2, 18)))
 
 
-def ids(segment: TraceSegment) -> tuple[int, ...]:
+def ids(segment: TraceSegment | None) -> tuple[int, ...]:
+    if segment is None:
+        return ()
     assert segment.tokens is not None
     return tuple(array("q", segment.tokens))
 
@@ -77,7 +93,8 @@ def ids(segment: TraceSegment) -> tuple[int, ...]:
 def to_engine(request: TracedRequest, algorithm: str, order: Sequence[int] = ()) -> Request:
     """The request as an engine takes it, its segments in an order."""
     segments = [request.segments[place] for place in order or range(len(request.segments))]
-    kinds = ((Chunk if segment.chunk else Text, ids(segment)) for segment in segments)
-    return Request(
-        [kind(tokens=tokens) for kind, tokens in kinds], algorithm, max_tokens=request.output
-    )
+    parts = [
+        Chunk(tokens=ids(s), document=ids(s.before) + ids(s)) if s.chunk else Text(tokens=ids(s))
+        for s in segments
+    ]
+    return Request(parts, algorithm, max_tokens=request.output)

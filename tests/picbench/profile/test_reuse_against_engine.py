@@ -20,7 +20,13 @@ from picbench.run.schedule import ContextIndex
 
 pytestmark = pytest.mark.engine
 
-MIXES = ("rag", "agents", "nothing")
+MIXES = ("rag", "articles", "agents", "nothing")
+
+ARMS = (
+    *("prefix", "reorder", "mepic", "naive", "epic:k=16:copy=shared", "epic:k=0:copy=shared"),
+    *("naive:anchored=on", "mepic:anchored=on:context=document"),
+    *("prompt-cache", "block-attention", "minipic"),
+)
 
 #: Blocks of a pool that holds any one of the requests, and few of them.
 SMALL = 44
@@ -80,7 +86,7 @@ def predicted(found: RequestReuse | None) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("arm", ["prefix", "reorder", "mepic", "naive", "epic:k=16:copy=shared"])
+@pytest.mark.parametrize("arm", ARMS)
 def test_a_pool_that_is_too_small(engine: Engine, mix: str, arm: str) -> None:
     trace: list[TracedRequest] = getattr(Mixes(11, 14), mix)()
     before = sum(engine.evictions.values())
