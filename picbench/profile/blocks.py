@@ -1,14 +1,11 @@
 """KV blocks: their keys, a pool that holds them, and those of chunks under an algorithm.
 
-`ChunkPlanner` makes the same decisions as `picbench.engines.planning.layout.lay_out`, without
-slots: which pages of each chunk are mapped, and which runs of blocks the computed tokens make.
-`EnginePlanner` asks `lay_out` itself, for what the former does not know. A chunk is a `Canonical`
-whose pages are runs, so that the project's own chunk store can keep it.
+`EnginePlanner` asks the engine's own `lay_out` which pages of each chunk are mapped, and which
+blocks the computed tokens make. Chunks are a `Canonical` of names, which the chunk store can keep.
 """
 
-import hashlib
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +16,7 @@ from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.packing import AnchorText
 from picbench.engines.planning.pages import Page
 from picbench.engines.planning.plan import Canonical
-from picbench.engines.planning.policy import Anchor, LayoutConfig, Pad, Segment
+from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.errors import ConfigError
 from picbench.profile.traces import TraceSegment
 
@@ -40,16 +37,11 @@ def blocks_of(tokens: int) -> int:
 
 
 class ComputedSlice(NamedTuple):
-    """Tokens from `first` up to `end` of a segment, which a request computes.
-
-    `event` identifies what stands between them and the computed tokens before them: the chunk that
-    they belong to, or chunks that are mapped as a whole. 0 is nothing.
-    """
+    """Tokens from `first` up to `end` of a segment, which a request computes."""
 
     segment: TraceSegment
     first: int
     end: int
-    event: int = 0
 
 
 class BlockRun(NamedTuple):
@@ -79,14 +71,12 @@ class BlockKeys:
     def _by_content(self, slices: Iterable[ComputedSlice]) -> list[BlockRun]:
         found: list[BlockRun] = []
         key, filled, again = 0, 0, True
-        for segment, first, end, event in slices:
-            if end == first:
-                continue
+        for segment, first, end in slices:
             if segment.content is None:
                 again = False
                 key = self.unique()
             else:
-                key = hash((key, segment.content, first, end, event))
+                key = hash((key, segment.content, first, end))
             filled += end - first
             blocks, filled = divmod(filled, BLOCK_SIZE)
             # The last block of a whole prompt is never found, so it is a run of its own.
@@ -99,17 +89,13 @@ class BlockKeys:
 
     def _by_token(self, slices: Iterable[ComputedSlice]) -> list[BlockRun]:
         found: list[BlockRun] = []
-        key, rest, events = 0, b"", tuple[int, ...]()
-        for segment, first, end, event in slices:
-            if end == first:
-                continue
-            if event:
-                events += (event,)
-            data = rest + _known_tokens(segment)[first * _TOKEN_BYTES : end * _TOKEN_BYTES]
+        key, rest = 0, b""
+        for segment, first, end in slices:
+            assert segment.tokens is not None, "segments of exact traces have tokens"
+            data = rest + segment.tokens[first * _TOKEN_BYTES : end * _TOKEN_BYTES]
             whole = len(data) - len(data) % _BLOCK_BYTES
             for begin in range(0, whole, _BLOCK_BYTES):
-                key = hash((key, data[begin : begin + _BLOCK_BYTES], events))
-                events = ()
+                key = hash((key, data[begin : begin + _BLOCK_BYTES]))
                 found.append(BlockRun(key, 1, True))
             rest = data[whole:]
         return found
@@ -246,33 +232,20 @@ class SimulatedPool:
 
 @dataclass(frozen=True, slots=True)
 class ChunkUse:
-    """A chunk in a prompt: which pages of it are mapped, and how large its pages are.
+    """A chunk in a prompt, and which pages of it are mapped or copied.
 
-    `blocks` are those of each page of `canonical`, whose pages are runs. Compiling it computes
-    `tokens`; those that it is compiled after are in `lead`, keys of blocks with their tokens.
+    Compiling it computes `tokens` in blocks of `pages`, keys with their tokens: first those that it
+    is compiled after, then its own.
     """
 
     canonical: Canonical
-    blocks: tuple[int, ...]
     tokens: int
-    lead: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def pages(self) -> Iterator[tuple[Hashable, int, int]]:
-        """What its compile allocates, in order: key, blocks and, of full pages, tokens."""
-        yield from ((key, 1, tokens) for key, tokens in self.lead)
-        for page, count in zip(self.canonical.pages, self.blocks, strict=True):
-            yield page.name, count, count * BLOCK_SIZE
-
-    @property
-    def compile_blocks(self) -> int:
-        """Blocks that its compile needs."""
-        return len(self.lead) + sum(self.blocks)
+    pages: tuple[tuple[Hashable, int], ...]
 
     @property
     def mapped(self) -> int:
         """Blocks that the request maps or copies; only compiling the chunk needs all others."""
-        return sum(self.blocks[index] for index in self.canonical.used)
+        return len(self.canonical.used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,106 +268,11 @@ class ChunkPlan:
     @property
     def shared(self) -> tuple[tuple[bytes, int], ...]:
         """The pages that are mapped, with their blocks."""
-        return tuple(
-            (use.canonical.pages[index].name, use.blocks[index])
-            for use in self.uses
-            for index in use.canonical.used
-        )
-
-
-class ChunkPlanner:
-    """Plans requests under an algorithm that `knows` is true of."""
-
-    @staticmethod
-    def knows(algorithm: Algorithm) -> bool:
-        """Whether it is mepic, naive or epic, and links the first tokens of chunks alone."""
-        if algorithm.name not in ("mepic", "naive", "epic"):
-            return False
-        policy = algorithm.plan_chunk(1, 1000)
-        return (
-            policy.selection is None
-            and policy.anchor is Anchor.NONE
-            and algorithm.pads is Pad.MASKED
-            and not algorithm.documents
-            and getattr(algorithm, "bos", "prompt") == "prompt"
-        )
-
-    def __init__(self, algorithm: Algorithm, keys: BlockKeys) -> None:
-        self._algorithm = algorithm
-        self._keys = keys
-        self._private = bool(getattr(algorithm, "private", False))
-        self._uses: dict[tuple[int, int, bool], ChunkUse] = {}
-
-    def plan(
-        self, segments: Sequence[TraceSegment], reply: TraceSegment | None = None
-    ) -> ChunkPlan:
-        """Plan a prompt; a known `reply` continues its runs."""
-        uses: list[ChunkUse] = []
-        slices: list[ComputedSlice] = []
-        index = start = event = computed = 0
-        for place, segment in enumerate(segments):
-            if not segment.chunk:
-                slices.append(ComputedSlice(segment, 0, segment.length, event))
-                computed, event = computed + segment.length, 0
-                start += segment.length
-                continue
-            linked = len(self._algorithm.plan_chunk(index, segment.length).linked)
-            ends = place == len(segments) - 1 and linked < segment.length
-            use = self._use(segment, linked, ends=ends)
-            event = hash((event, start, use.canonical.key, linked, ends))
-            if linked:
-                slices.append(ComputedSlice(segment, 0, linked, event))
-            if ends:  # The prompt's last token is always computed.
-                last = 0 if linked else event
-                slices.append(ComputedSlice(segment, segment.length - 1, segment.length, last))
-            computed += linked + ends
-            event = event if not (linked or ends) else 0
-            if use.canonical.used:
-                uses.append(use)
-            index, start = index + 1, start + segment.length
-        if reply is not None:
-            slices.append(ComputedSlice(reply, 0, reply.length, event))
-        private = self._private and bool(uses)
-        return ChunkPlan(tuple(uses), self._keys.runs(slices), computed, private)
-
-    def _use(self, segment: TraceSegment, linked: int, *, ends: bool) -> ChunkUse:
-        if segment.content is None:
-            return self._make(segment, self._keys.unique(), linked, ends=ends)
-        name = segment.content, linked, ends
-        if name not in self._uses:
-            if len(self._uses) >= _KEPT:
-                self._uses.clear()
-            self._uses[name] = self._make(segment, segment.content, linked, ends=ends)
-        return self._uses[name]
-
-    def _make(self, segment: TraceSegment, identity: int, linked: int, *, ends: bool) -> ChunkUse:
-        length, total = segment.length, blocks_of(segment.length)
-        if self._keys.exact:
-            blocks: tuple[int, ...] = (1,) * total
-            tokens, name, names = _known_tokens(segment), b"", []
-            for begin in range(0, len(tokens), _BLOCK_BYTES):
-                name = _digest(name + tokens[begin : begin + _BLOCK_BYTES])
-                names.append(name)
-        else:
-            cut = len(self._algorithm.plan_chunk(1, length).linked) // BLOCK_SIZE
-            # A last page of one token is not mapped where the prompt ends with it.
-            last = int(length % BLOCK_SIZE == 1 and total > cut)
-            blocks = tuple(n for n in (cut, total - cut - last, last) if n)
-            names = [_digest(repr((identity, number)).encode()) for number in range(len(blocks))]
-        # Pages are mapped that hold a token which is neither linked nor the last of a prompt.
-        used, begin = [], 0
-        for index, count in enumerate(blocks):
-            end = min(begin + count * BLOCK_SIZE, length)
-            if end - max(begin, linked) - (ends and end == length) > 0:
-                used.append(index)
-            begin = end
-        pages = tuple(Page((), (), (), name, canonical=True) for name in names)
-        canonical = Canonical.of(AnchorText((), BLOCK_SIZE, ""), pages, tuple(used))
-        return ChunkUse(canonical, blocks, length)
+        return tuple((key, 1) for use in self.uses for key in use.canonical.keys)
 
 
 class EnginePlanner:
-    """Plans requests as engines do, token by token, under any algorithm that reuses chunks.
+    """Plans requests as engines do, under any algorithm that reuses chunks.
 
     It takes milliseconds a request. Contents of known length get tokens that no other has.
     """
@@ -424,7 +302,7 @@ class EnginePlanner:
             plan = lay_out(arm.arrange(given, layout), arm.plan_chunk, layout, cache=self._pages)
         except ValueError as error:
             raise ConfigError(f"`algo` {arm.spec}: {error}", hint="leave it out") from error
-        keys = plan.keys[plan.canonical : len(plan.tokens) // BLOCK_SIZE]
+        keys = [page.key for page in plan.computed if len(page.tokens) == BLOCK_SIZE]
         if reply is not None and not plan.picks and not plan.copies:
             known = [key for key in plan.keys if key is not None]
             keys += plan.generated_keys([*plan.tokens, *self._ids(reply)], known)
@@ -440,11 +318,12 @@ class EnginePlanner:
         if name not in self._uses:
             if len(self._uses) >= _KEPT:
                 self._uses.clear()
-            lead = tuple((hash(page.name), page.real) for page in canonical.anchor.pages())
-            pages = [Page((), (), (), page.name, canonical=True) for page in canonical.pages]
-            bare = Canonical.of(AnchorText((), BLOCK_SIZE, ""), tuple(pages), canonical.used)
-            tokens = sum(page.real for page in canonical.compile_plan().computed)
-            self._uses[name] = ChunkUse(bare, (1,) * len(pages), tokens, lead)
+            lead = [(hash(page.name), page.real) for page in canonical.anchor.pages()]
+            own = [(page.name, page.real) for page in canonical.pages]
+            pages = tuple(Page((), (), (), key, canonical=True) for key, _ in own)
+            bare = Canonical.of(AnchorText((), BLOCK_SIZE, ""), pages, canonical.used)
+            compiled = tuple[tuple[Hashable, int], ...]((*lead, *own))
+            self._uses[name] = ChunkUse(bare, sum(n for _, n in compiled), compiled)
         return self._uses[name]
 
     def _ids(self, segment: TraceSegment) -> tuple[int, ...]:
@@ -459,13 +338,3 @@ class EnginePlanner:
             self._invented[segment.content] = first
         first = _INVENTED + first % (_INVENTED - segment.length)
         return tuple(range(first, first + segment.length))
-
-
-def _known_tokens(segment: TraceSegment) -> bytes:
-    """The tokens of a segment of an exact trace."""
-    assert segment.tokens is not None
-    return segment.tokens
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=16).digest()

@@ -1,12 +1,11 @@
-"""A trace under every arm in one pass, and whether PIC is worth it for it.
-
-Accuracy is not part of it.
-"""
+"""A trace under every arm in one pass, what arms keep of answers, and whether PIC is worth it."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import partial
+from importlib.resources import files
 from itertools import islice
 from math import isinf
 from typing import Any
@@ -28,16 +27,51 @@ _MARGIN = 0.10
 #: The lower bound of work and of accuracy: it is shown, and not advised.
 _BOUND = "naive"
 
+#: An arm that keeps at least this share of full recompute's score loses no answers.
+_KEPT = 0.97
+
+#: By data set: the share of full recompute's score that is kept, and its 95 % interval.
+Kept = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredAnswers:
+    """What arms keep of answers, measured with one model: a file of ``answers``.
+
+    `about` says what was measured, and where the measurement is.
+    """
+
+    name: str
+    about: str
+    kept: Mapping[str, Kept]
+
+    def of(self, algorithm: Algorithm) -> Kept:
+        """What an arm keeps; nothing where it was not measured. Copies answer as shared KV does."""
+        if getattr(algorithm, "copy", None) == "shared":
+            algorithm = replace(algorithm, copy="private")  # type: ignore[call-arg]
+        return self.kept.get(algorithm.spec, {})
+
+
+def read_answers() -> tuple[MeasuredAnswers, ...]:
+    """The measurements that come with picbench."""
+    found = sorted((files("picbench.profile") / "answers").iterdir(), key=lambda path: path.name)
+    texts = ((path.name.removesuffix(".json"), path.read_text("utf-8")) for path in found)
+    return tuple(MeasuredAnswers(name, **json.loads(text)) for name, text in texts)
+
 
 @dataclass(slots=True)
 class TrafficSums:
-    """Sums over a trace: tokens, chunks, occurrences; `first` and `last` arrival in seconds."""
+    """Sums over a trace: tokens, chunks, occurrences; `first` and `last` arrival in seconds.
+
+    `documents` are chunks that have text before them in their documents.
+    """
 
     requests: int = 0
     prompt: int = 0
     output: int = 0
     chunks: int = 0
     chunk_tokens: int = 0
+    documents: int = 0
     first: float | None = None
     last: float | None = None
     contents: set[int] = field(default_factory=set)
@@ -60,6 +94,7 @@ class TrafficSums:
                 continue
             self.chunks += 1
             self.chunk_tokens += segment.length
+            self.documents += segment.before is not None
             if segment.content is None or segment.content not in self.contents:
                 self.contents_tokens += segment.length
             if segment.content is not None:
@@ -117,7 +152,7 @@ class ArmProfile:
 
 @dataclass(frozen=True, slots=True)
 class TraceProfile:
-    """The arms of a trace, in the order that they were asked for."""
+    """The arms of a trace, in the order that they were asked for, and what they keep of answers."""
 
     name: str
     kind: str
@@ -126,6 +161,25 @@ class TraceProfile:
     running: int
     traffic: TrafficSums
     arms: tuple[ArmProfile, ...]
+    answers: tuple[MeasuredAnswers, ...] = field(default_factory=read_answers)
+
+    def kept(self, arm: ArmProfile) -> dict[str, Kept]:
+        """What an arm keeps, by measurement; documents that the trace lacks keep nothing."""
+        if arm.algorithm.documents and not self.traffic.documents:
+            return {}
+        found = {measured.name: measured.of(arm.algorithm) for measured in self.answers}
+        return {name: kept for name, kept in found.items() if kept}
+
+    def least(self, arm: ArmProfile) -> float | None:
+        """The least share of the score that an arm keeps on a data set; None if not measured."""
+        shares = (share for kept in self.kept(arm).values() for share, *_ in kept.values())
+        return min(shares, default=None)
+
+    def kept_text(self, arm: ArmProfile, name: str) -> str:
+        """The least and the most that an arm keeps on a data set, in one measurement."""
+        shares = [share for share, *_ in self.kept(arm).get(name, {}).values()]
+        ends = dict.fromkeys(f"{end:.2f}" for end in (min(shares), max(shares))) if shares else ()
+        return "-".join(ends) or NOTHING
 
 
 def profile_trace(
@@ -222,19 +276,22 @@ class Advice:
 def advise(profile: TraceProfile) -> Advice:
     """Compare the best arm with chunks with the best one without, by their costs.
 
-    Outside of the grid times decide nothing that computed tokens do not say as well.
+    Only arms of known loss are compared; those that keep answers come first where they are worth
+    it. Outside of the grid times decide nothing that computed tokens do not say as well.
     """
-    plain = [arm for arm in profile.arms if not links_chunks(arm.algorithm)]
+    known = [arm for arm in profile.arms if profile.least(arm) is not None]
+    plain = [arm for arm in known if not links_chunks(arm.algorithm)]
     # Private copies are counted from a tier that never forgets, which no pool pays for.
     linked = [
         arm
-        for arm in profile.arms
+        for arm in known
         if links_chunks(arm.algorithm)
-        and arm.algorithm.name != _BOUND
+        and arm.spec != _BOUND
         and not getattr(arm.algorithm, "private", False)
     ]
     if not linked or not plain:
-        return Advice(Worth.UNKNOWN, None, "unknown: an arm with chunks and one without are needed")
+        line = "unknown: an arm with chunks and one without are needed, whose loss was measured"
+        return Advice(Worth.UNKNOWN, None, line)
     worst = max(linked + plain, key=lambda arm: arm.counted.refused)
     if worst.counted.refused:
         line = (
@@ -243,10 +300,11 @@ def advise(profile: TraceProfile) -> Advice:
             f"{worst.spec} (raise --pool)"
         )
         return Advice(Worth.UNKNOWN, None, line)
-    least = min(arm.cost for arm in linked)
-    good = [arm for arm in linked if arm.cost <= least * (1 + _MARGIN)]
-    ours = min(good, key=lambda arm: (arm.algorithm.name != "mepic", arm.cost))
     theirs = min(plain, key=lambda arm: arm.cost)
+    keeping = [arm for arm in linked if (profile.least(arm) or 0) >= _KEPT]
+    ours = _cheapest(keeping or linked)
+    if _verdict(ours.cost / max(theirs.cost, 1e-12)) is not Worth.YES:
+        ours = _cheapest(linked)
     ratio = ours.cost / max(theirs.cost, 1e-12)
     worth = _verdict(ratio)
     predicted = [arm.predicted for arm in (ours, theirs) if arm.predicted]
@@ -255,14 +313,24 @@ def advise(profile: TraceProfile) -> Advice:
         tokens = ours.computed / max(theirs.computed, 1e-12)
         figure += f" (extrapolated, outside of the measured grid) and {tokens:.2f} of its tokens"
         worth = worth if _verdict(tokens) is worth else Worth.UNKNOWN
+    parts = [f"{profile.kept_text(ours, name)} on {name}" for name in profile.kept(ours)]
+    keeps = f"which keeps {', '.join(parts)} of full recompute's score"
+    loss = "" if ours in keeping else " if its loss is"
     taken, words = {
-        Worth.YES: (ours.spec, f"PIC is worth it: {ours.spec}"),
+        Worth.YES: (ours.spec, f"PIC is worth it{loss}: {ours.spec}, {keeps}"),
         Worth.NO: (theirs.spec, f"PIC is not worth it, it loses: stay with {theirs.spec}"),
         Worth.EQUAL: (theirs.spec, f"PIC makes no difference: stay with {theirs.spec}"),
         Worth.UNKNOWN: (None, "unknown, measure it"),
     }[worth]
     line = f"{words}. {ours.spec} takes {ratio:.2f} of {theirs.spec}'s {figure}"
     return Advice(worth, taken, f"{line}; {_why(profile.traffic, ours, theirs)}.")
+
+
+def _cheapest(arms: Sequence[ArmProfile]) -> ArmProfile:
+    """The arm of the least cost, mepic where it is as good."""
+    least = min(arm.cost for arm in arms)
+    good = [arm for arm in arms if arm.cost <= least * (1 + _MARGIN)]
+    return min(good, key=lambda arm: (arm.algorithm.name != "mepic", arm.cost))
 
 
 def _verdict(ratio: float) -> Worth:
@@ -330,7 +398,8 @@ class ProfileReport:
                 "repeated": traffic.repeated,
                 "rate": traffic.rate,
             },
-            "arms": {arm.spec: _figures(arm) for arm in profile.arms},
+            "arms": {arm.spec: _figures(arm) | {"kept": profile.kept(arm)} for arm in profile.arms},
+            "answers": {measured.name: measured.about for measured in profile.answers},
             "grid": predictor.grid.about() if predictor else None,
             "calibration": calibration.about() if calibration else None,
             "warning": predictor.warning if predictor else None,
@@ -354,6 +423,8 @@ class ProfileReport:
                 "evicted blocks": lambda arm: f"{arm.counted.evicted_blocks:,}",
                 "refused": lambda arm: f"{arm.counted.refused:,}",
             }
+        for measured in self._profile.answers:
+            shown[f"keeps, {measured.name}"] = partial(self._profile.kept_text, name=measured.name)
         columns = {name: [text(arm) for arm in self._profile.arms] for name, text in shown.items()}
         found = [arm.predicted for arm in self._profile.arms if arm.predicted]
         if found:
@@ -395,11 +466,21 @@ class ProfileReport:
             "saved: prompt tokens that need not be computed, less those of compiling chunks; by a "
             "cache that never evicts.": True,
             "Private copies are made from a tier that never forgets.": copies,
+            "Not counted: what it takes to pick tokens while a request runs.": any(
+                arm.algorithm.plan_chunk(1, 100).selection for arm in arms
+            ),
             "In brackets: where 90 % of the grid's single measurements lie around such a "
             "prediction, TTFT's around medians of as many such requests.": ranges,
             f"KV: of {self._profile.running} requests at a time.": self._predictor,
             "TTFT at its rate: by the formula of a queue.": self._queues,
         }
+        unknown = [arm.spec for arm in arms if self._profile.least(arm) is None]
+        parts |= {
+            f"keeps, {one.name}: the share of full recompute's score, the least and the most of "
+            f"{len(next(iter(one.kept.values())))} data sets, with {one.about}.": True
+            for one in self._profile.answers
+        }
+        parts[f"Not advised, as their loss is not known here: {', '.join(unknown)}."] = unknown
         return " ".join(text for text, shown in parts.items() if shown)
 
     def _grid_lines(self) -> Iterator[str]:

@@ -13,7 +13,6 @@ from picbench.profile.blocks import (
     BlockKeys,
     BlockRun,
     ChunkPlan,
-    ChunkPlanner,
     ChunkUse,
     ComputedSlice,
     EnginePlanner,
@@ -123,7 +122,7 @@ class SimulatedEngine:
         """
         mapped = plan.mapped
         room = mapped + blocks_of(plan.computed + output - 1)
-        compiling = max((use.compile_blocks - use.mapped for use in plan.uses), default=0)
+        compiling = max((len(use.pages) - use.mapped for use in plan.uses), default=0)
         if room + compiling > self.pool.usable:
             return None
         reused = prompt - plan.computed
@@ -141,7 +140,7 @@ class SimulatedEngine:
         Nothing can find its blocks afterwards.
         """
         new = {u.canonical.key: u for u in plan.uses if u.canonical.key not in self._copied}
-        for blocks in (*(use.compile_blocks for use in new.values()), room):
+        for blocks in (*(len(use.pages) for use in new.values()), room):
             self.pool.allocate(blocks)
             self.pool.free_empty(blocks)
         self._copied |= new.keys()
@@ -155,7 +154,7 @@ class SimulatedEngine:
         waiting = [run for u in chunks for run in self._hold(u.canonical)] if missing else []
         jobs: list[tuple[ChunkUse, list[HeldRun]]] = []
         compiled = 0
-        at_once = sum(use.compile_blocks for use in chunks) + blocks_of(plan.computed)
+        at_once = sum(len(use.pages) for use in chunks) + blocks_of(plan.computed)
         for use in missing.values():
             tokens, pages = self._compile(use)
             compiled += tokens
@@ -182,19 +181,19 @@ class SimulatedEngine:
 
     def _compile(self, use: ChunkUse) -> tuple[int, list[HeldRun]]:
         """Compile a chunk: tokens that are computed, and its blocks, all of them referenced."""
-        pages = list(use.pages)
         self._store.prepare_compile(use.canonical, "compile")
         held: list[HeldRun] = []
-        hits = found = 0
-        for key, blocks, tokens in pages[:-1]:
+        found = 0
+        for key, tokens in use.pages[:-1]:
             run = self.pool.find(key)
-            if run is None or run.blocks < blocks:
+            if run is None:
                 break
             self.pool.touch(run)
             held.append(run)
-            hits, found = hits + blocks, found + tokens
-        self.pool.allocate(use.compile_blocks - hits)
-        held += [self.pool.fill(key, blocks) for key, blocks, _ in pages[len(held) :]]
+            found += tokens
+        rest = use.pages[len(held) :]
+        self.pool.allocate(len(rest))
+        held += [self.pool.fill(key, 1) for key, _ in rest]
         return use.tokens - found, held
 
     def _complete(self, use: ChunkUse, pages: list[HeldRun]) -> None:
@@ -290,13 +289,13 @@ class UnboundedCache:
         for use in plan.uses:
             if all(key in self._known for key in use.canonical.keys):
                 continue
-            pages = list(use.pages)
             # A compile finds leading pages, but never the last one.
-            cached = takewhile(lambda page: page[0] in self._known, pages[:-1])
-            compiled += use.tokens - sum(tokens for _, _, tokens in cached)
-            unmapped += use.compile_blocks - use.mapped
-            self.blocks += sum(blocks for key, blocks, _ in pages if key not in self._known)
-            self._known.update(key for key, _, _ in pages)
+            cached = takewhile(lambda page: page[0] in self._known, use.pages[:-1])
+            compiled += use.tokens - sum(tokens for _, tokens in cached)
+            unmapped += len(use.pages) - use.mapped
+            keys = {key for key, _ in use.pages} - self._known
+            self.blocks += len(keys)
+            self._known |= keys
         return compiled, unmapped
 
     def _found(self, runs: list[BlockRun], most: int) -> list[tuple[int, int]]:
@@ -341,14 +340,8 @@ class ArmSimulation:
         self.totals, self._algorithm = ReuseTotals(), algorithm
         self._keys = BlockKeys(exact=exact)
         self._order = ContextIndex() if algorithm.reorders else None
-        self._planner: ChunkPlanner | EnginePlanner | None = None
-        if algorithm.reuse is Reuse.CHUNKS:
-            known = ChunkPlanner.knows(algorithm)
-            self._planner = (
-                ChunkPlanner(algorithm, self._keys)
-                if known
-                else EnginePlanner(algorithm, self._keys)
-            )
+        chunks = algorithm.reuse is Reuse.CHUNKS
+        self._planner = EnginePlanner(algorithm, self._keys) if chunks else None
         self._cache: UnboundedCache | SimulatedEngine = (
             UnboundedCache() if blocks is None else SimulatedEngine(blocks, self._keys)
         )
@@ -386,9 +379,8 @@ class ArmSimulation:
             items = zip(segments, contents, strict=True)
             order = self._order.arrange([(s.chunk, content, s.length) for s, content in items])
             segments = [segments[place] for place in order]
-        # What text has in common with that of planned prompts is known only by tokens.
-        always = self._keys.exact and isinstance(self._planner, EnginePlanner)
-        if self._planner and (always or any(segment.chunk for segment in segments)):
+        # Without tokens, prompts without chunks are counted by content, which is much faster.
+        if self._planner and (self._keys.exact or any(segment.chunk for segment in segments)):
             return self._planner.plan(segments, request.reply)
         parts = segments if request.reply is None else (*segments, request.reply)
         runs = self._keys.runs([ComputedSlice(s, 0, s.length) for s in parts])

@@ -11,7 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from picbench.cli import main
+from picbench.engines.algorithms import names
 from picbench.profile.predictor import PACKAGED
+from picbench.profile.profile import read_answers
 
 
 def trace(path: Path, chunks: list[list[str]], output: int = 8) -> Path:
@@ -178,11 +180,58 @@ def test_a_figure_that_cannot_be_is_refused_before_the_trace_is_read(tmp_path: P
     assert "--figure" in done.stderr
 
 
-def test_arms_that_are_not_counted_are_named(tmp_path: Path) -> None:
-    path = trace(tmp_path / "t.jsonl", shared(2, 2))
-    done = CliRunner().invoke(main, ["profile", str(path), "--algo", "cacheblend"])
+def test_every_arm_of_the_registry_is_offered(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", shared(6, 2))
+    arms = ["mepic:anchored=on:context=document", "epic:k=0", "mepic:pad=paper", *names()]
+    found = profiled(path, "--algo", ",".join(arms))["arms"]
+    assert len(found) == len(set(arms))
+    assert all(arm["unbounded"]["requests"] == 6 for arm in found.values())
+    assert "pick tokens while a request runs" in run(str(path), "--algo", "cacheblend")
+    done = CliRunner().invoke(main, ["profile", str(path), "--algo", "kvlink:n=5:first=-2"])
     assert done.exit_code == 2
-    assert "--algo cacheblend" in done.output
+
+
+def articles(path: Path) -> Path:
+    """Two chunks of one article in any order, the second after what precedes it there."""
+    second = {"chunk": "b", "tokens": 320, "before": {"tokens": 160}}
+    head, first, tail = {"id": "head", "tokens": 48}, {"chunk": "a", "tokens": 160}, {"tokens": 20}
+    lines = [{"parts": [head, first, second, tail]}, {"parts": [head, second, first, tail]}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines * 8))
+    return path
+
+
+def test_an_arm_that_keeps_answers_is_advised_and_its_loss_shown(tmp_path: Path) -> None:
+    keeping = "mepic:anchored=on:context=document"
+    found = profiled(articles(tmp_path / "t.jsonl"))
+    assert (found["advice"]["worth"], found["advice"]["arm"]) == ("yes", keeping)
+    assert "which keeps 0.99-1.00 on synthetic-testbed of full" in found["advice"]["line"]
+    assert found["arms"]["mepic"]["kept"]["synthetic-testbed"]["musique"][0] == 0.628
+    assert found["arms"]["reorder"]["kept"] == {}
+    # 48 + 160 before the second chunk are compiled beside it, the head's 48 once in all.
+    assert found["arms"][keeping]["unbounded"]["compiled"] == 48 + 160 + 160 + 320
+    assert "synthetic texts" in run(str(tmp_path / "t.jsonl"))
+
+
+def test_a_loss_is_said_and_an_unknown_one_not_advised(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", shared(60, 6))
+    lossy = profiled(path, "--algo", "prefix,mepic")["advice"]
+    assert lossy["line"].startswith("PIC is worth it if its loss is: mepic, which keeps 0.63-1.00")
+    for unknown in ("mepic:blocks=3", "mepic:anchored=on:context=document"):  # Of no document here.
+        found = profiled(path, "--algo", f"prefix,{unknown}")
+        assert (found["advice"]["worth"], found["advice"]["arm"]) == ("unknown", None)
+        shown = run(str(path), "--algo", f"prefix,{unknown}")
+        assert f"Not advised, as their loss is not known here: {unknown}." in shown
+
+
+def test_kept_shares_are_those_of_the_measurement() -> None:
+    [packaged] = read_answers()
+    path = Path(__file__).parents[3] / "results" / "testbed" / "algorithms.json"
+    measured = json.loads(path.read_text())["workloads"]["testbed"]
+    found = {
+        arm: {name: [round(x, 3) for x in sets[arm]["kept"]] for name, sets in measured.items()}
+        for arm in measured["musique"]
+    }
+    assert packaged.kept == found
 
 
 def test_neither_torch_nor_vllm_is_loaded(tmp_path: Path) -> None:
