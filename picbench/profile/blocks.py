@@ -20,9 +20,8 @@ from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.errors import ConfigError
 from picbench.profile.traces import TraceSegment
 
-#: Bytes of a token in `TraceSegment.tokens`, and of a full block.
-_TOKEN_BYTES = 8
-_BLOCK_BYTES = BLOCK_SIZE * _TOKEN_BYTES
+#: Bytes of a full block in `TraceSegment.tokens`.
+_BLOCK_BYTES = BLOCK_SIZE * 8
 
 #: From here on ids are invented: half of those that have four bytes.
 _INVENTED = 1 << 30
@@ -34,14 +33,6 @@ _KEPT = 100_000
 def blocks_of(tokens: int) -> int:
     """Blocks that hold so many tokens."""
     return -(-tokens // BLOCK_SIZE)
-
-
-class ComputedSlice(NamedTuple):
-    """Tokens from `first` up to `end` of a segment, which a request computes."""
-
-    segment: TraceSegment
-    first: int
-    end: int
 
 
 class BlockRun(NamedTuple):
@@ -59,25 +50,25 @@ class BlockKeys:
         self.exact = exact
         self._unique = 0
 
-    def runs(self, slices: Iterable[ComputedSlice]) -> list[BlockRun]:
+    def runs(self, segments: Iterable[TraceSegment]) -> list[BlockRun]:
         """The full blocks of consecutive computed tokens."""
-        return self._by_token(slices) if self.exact else self._by_content(slices)
+        return self._by_token(segments) if self.exact else self._by_content(segments)
 
     def unique(self) -> int:
         """A key that no other block has."""
         self._unique += 1
         return hash(("unique", self._unique))
 
-    def _by_content(self, slices: Iterable[ComputedSlice]) -> list[BlockRun]:
+    def _by_content(self, segments: Iterable[TraceSegment]) -> list[BlockRun]:
         found: list[BlockRun] = []
         key, filled, again = 0, 0, True
-        for segment, first, end in slices:
+        for segment in segments:
             if segment.content is None:
                 again = False
                 key = self.unique()
             else:
-                key = hash((key, segment.content, first, end))
-            filled += end - first
+                key = hash((key, segment.content))
+            filled += segment.length
             blocks, filled = divmod(filled, BLOCK_SIZE)
             # The last block of a whole prompt is never found, so it is a run of its own.
             last = int(blocks > 0 and not filled)
@@ -87,12 +78,12 @@ class BlockKeys:
                 found.append(BlockRun(hash((key, "last")), 1, again))
         return found
 
-    def _by_token(self, slices: Iterable[ComputedSlice]) -> list[BlockRun]:
+    def _by_token(self, segments: Iterable[TraceSegment]) -> list[BlockRun]:
         found: list[BlockRun] = []
         key, rest = 0, b""
-        for segment, first, end in slices:
+        for segment in segments:
             assert segment.tokens is not None, "segments of exact traces have tokens"
-            data = rest + segment.tokens[first * _TOKEN_BYTES : end * _TOKEN_BYTES]
+            data = rest + segment.tokens
             whole = len(data) - len(data) % _BLOCK_BYTES
             for begin in range(0, whole, _BLOCK_BYTES):
                 key = hash((key, data[begin : begin + _BLOCK_BYTES]))

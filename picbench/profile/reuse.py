@@ -14,7 +14,6 @@ from picbench.profile.blocks import (
     BlockRun,
     ChunkPlan,
     ChunkUse,
-    ComputedSlice,
     EnginePlanner,
     HeldRun,
     PoolTooSmallError,
@@ -383,5 +382,4 @@ class ArmSimulation:
         if self._planner and (self._keys.exact or any(segment.chunk for segment in segments)):
             return self._planner.plan(segments, request.reply)
         parts = segments if request.reply is None else (*segments, request.reply)
-        runs = self._keys.runs([ComputedSlice(s, 0, s.length) for s in parts])
-        return ChunkPlan((), runs, request.prompt_tokens, private=False)
+        return ChunkPlan((), self._keys.runs(parts), request.prompt_tokens, private=False)

@@ -13,7 +13,7 @@ from picbench.engines.algorithms import Algorithm, parse
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import LayoutConfig, Segment
-from picbench.profile.blocks import BlockKeys, ComputedSlice
+from picbench.profile.blocks import BlockKeys
 from picbench.profile.reuse import ArmSimulation
 from picbench.profile.traces import TracedRequest, TraceSegment
 
@@ -187,7 +187,7 @@ def bare(segments: tuple[TraceSegment, ...]) -> tuple[TraceSegment, ...]:
 def test_what_is_not_known_is_never_found_again() -> None:
     """Contents without a name: a text of two whole blocks, then a chunk."""
     text = TraceSegment(None, 32, chunk=False)
-    runs = BlockKeys(exact=False).runs([ComputedSlice(text, 0, 32)])
+    runs = BlockKeys(exact=False).runs([text])
     assert [(run.blocks, run.forever) for run in runs] == [(1, False), (1, False)]
     for blocks in (None, 40):
         for content, reused in ((None, 0), (7, 32)):
