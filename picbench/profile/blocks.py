@@ -12,6 +12,7 @@ from typing import NamedTuple
 from picbench.engines.algorithms import Algorithm
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.chunk_pages import PageCache
+from picbench.engines.planning.keys import Key
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.packing import AnchorText
 from picbench.engines.planning.pages import Page
@@ -297,7 +298,7 @@ class EnginePlanner:
         if reply is not None and not plan.picks and not plan.copies:
             known = [key for key in plan.keys if key is not None]
             keys += plan.generated_keys([*plan.tokens, *self._ids(reply)], known)
-        found = {canonical.keys: canonical for canonical in plan.canonicals}
+        found = {tuple[Key | None, ...](c.keys): c for c in plan.canonicals}
         uses = (self._use(found[view.copies or view.keys]) for view, _ in plan.placed)
         computed = sum(len(page.tokens) for page in plan.computed)
         # Blocks of tokens that a worker picks are never found again.

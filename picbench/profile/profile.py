@@ -480,7 +480,9 @@ class ProfileReport:
             f"{len(next(iter(one.kept.values())))} data sets, with {one.about}.": True
             for one in self._profile.answers
         }
-        parts[f"Not advised, as their loss is not known here: {', '.join(unknown)}."] = unknown
+        parts[f"Not advised, as their loss is not known here: {', '.join(unknown)}."] = bool(
+            unknown
+        )
         return " ".join(text for text, shown in parts.items() if shown)
 
     def _grid_lines(self) -> Iterator[str]:

@@ -130,7 +130,7 @@ class PromptContent(BaseModel):
             raise ValueError("has 'chunk' and 'id', which are both names")
         if self.text is None and self.tokens is None and self.name is None:
             raise ValueError("needs 'text', 'tokens', or the name of what came before")
-        if self.before and (self.chunk is None or self.text is self.tokens is None):
+        if self.before and (self.chunk is None or (self.text, self.tokens) == (None, None)):
             raise ValueError("has 'before', which comes with a 'chunk' and its content")
         return self
 
