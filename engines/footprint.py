@@ -4,12 +4,14 @@ The engines of a run share a GPU, and each of them allocates its pool without re
 So their pools are sized by what is left when all that engines need besides is taken off.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig, batch_tokens, planned_capacity
 from picbench.engines.model_config import element_bytes, head_size, kv_heads
+from picbench.errors import ConfigError
 
 #: Scratch memory for linking. Contexts whose keys do not fit are linked some heads at a time.
 LINK_WORKSPACE = 512 << 20
@@ -154,3 +156,20 @@ def _shared(
     table = 4 * (rows * (2 * tiles + 1) + parts // 2 * width)
     batch = 4 * rows * (shifts + 4) + parts * (part + 4 * heads)
     return table + batch + 256
+
+
+def physical_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_pools(engines: Iterable[EngineConfig], model: Mapping[str, Any]) -> None:
+    """Raise ConfigError for pools of engines on a CPU that the machine's memory cannot hold."""
+    known = ((config.kv_blocks or 0, GpuFootprint.of(config, model)) for config in engines)
+    pools = sum(blocks * footprint.block for blocks, footprint in known if footprint)
+    if pools > (memory := physical_memory()):
+        raise ConfigError(
+            f"`kv_blocks`: pools of all engines take {pools / 2**30:,.1f} GiB, and this machine "
+            f"has {memory / 2**30:,.1f} GiB of memory",
+            hint="lower `kv_blocks` or `concurrency`, or name fewer arms in `algo`",
+        )

@@ -77,6 +77,17 @@ def _rebuild(kind: type[PicBenchError], message: str, hint: str) -> PicBenchErro
     return kind(message, hint=hint)
 
 
+def check_range(name: str, value: object) -> None:
+    """Raise ConfigError for numbers that are not finite, or whole from 2^31 on (seeds: 2^32)."""
+    if isinstance(value, list | tuple):
+        for one in value:
+            check_range(name, one)
+    bits = 32 if name == "seed" else 31
+    most = float("inf") if isinstance(value, float) else 1 << bits
+    if isinstance(value, int | float) and not abs(value) < most:
+        raise ConfigError(f"`{name}`: '{value}' is not a number below 2^{bits}", hint="lower it")
+
+
 def closest(wrong: str, known: Iterable[str], prefix: str = "") -> str:
     """A hint: the known name nearest to `wrong`, or all of them, each with `prefix`."""
     choices = list(known)

@@ -17,7 +17,7 @@ from picbench.engines.config import (
     OnPressure,
     SharedDecode,
 )
-from picbench.errors import ConfigError, first_refusal
+from picbench.errors import ConfigError, check_range, first_refusal
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -27,6 +27,9 @@ Folder = Annotated[Path, "folder"]
 
 #: (k, n): the k-th of n shares, written ``1/2``.
 Share = Annotated[tuple[int, int], "share"]
+
+#: The most requests, chunks, or tokens of a chunk that are drawn: more would not be held.
+MOST_DRAWN = 1_000_000
 
 #: Two names with a comma between them.
 Pair = Annotated[tuple[str, str], "pair"]
@@ -286,6 +289,8 @@ def parse_config(values: Mapping[str, Any]) -> RunConfig:
 
 def parse_settings(kind: type[Config], values: Mapping[str, Any], command: str) -> Config:
     """Check the settings of a command; raises ConfigError that names the first that is wrong."""
+    for name, value in values.items():
+        check_range(name, value)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -323,7 +328,7 @@ class ComparisonSettings(SettingsModel):
 class TrafficConfig(SettingsModel):
     """The settings of a request file; each field is an option of `picbench traffic`."""
 
-    requests: int = setting(100, "Number of requests.", metavar="N")
+    requests: int = setting(100, "Number of requests.", metavar="N", le=MOST_DRAWN)
     seed: int = setting(0, "For everything drawn.")
     dataset: str = setting(
         "musique",
@@ -335,11 +340,11 @@ class TrafficConfig(SettingsModel):
     )
     columns: str | None = setting(None, "As in picbench run.", metavar="NAME|FIELD=COLUMN,...")
     model: str = setting("testbed", "The model whose tokenizer makes the ids.", metavar="NAME")
-    pool: int = setting(64, "Distinct chunks that requests share.", metavar="N")
-    join: int = setting(1, "Least number of passages in a chunk.", metavar="N")
-    chunk_tokens: int = setting(0, "Least number of tokens in a chunk.", metavar="N")
-    passages: int = setting(8, "Passages of a generated context.", metavar="N")
-    questions: int = setting(6, "Questions about a generated context.", metavar="N")
+    pool: int = setting(64, "Distinct chunks that requests share.", metavar="N", le=MOST_DRAWN)
+    join: int = setting(1, "Least number of passages in a chunk.", metavar="N", le=MOST_DRAWN)
+    chunk_tokens: int = setting(0, "Least number of tokens in a chunk.", metavar="N", le=MOST_DRAWN)
+    passages: int = setting(8, "Passages of a generated context.", metavar="N", le=MOST_DRAWN)
+    questions: int = setting(6, "Questions about a generated context.", metavar="N", le=MOST_DRAWN)
     chunks: str | None = setting(
         None,
         "Chunks of a request: those it asks about, and others. Without it, only the former.",

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 import click
 
-from picbench.errors import ConfigError, EngineError, PicBenchError
+from picbench.errors import ConfigError, EngineError, PicBenchError, check_range
 from picbench.files import FULL_DISK
 
 INTERNAL_ERROR = 70
@@ -81,6 +81,8 @@ class GuardedCommand(click.Command):
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""
         with _traced(context.params.pop("debug")):
+            for name, value in context.params.items():
+                check_range(name, value)
             return super().invoke(context)
 
 

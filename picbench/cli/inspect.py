@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.guard import GuardedCommand, with_flags
-from picbench.cli.options import AS_JSON, DEVICE, DTYPE, FILE, style_of
+from picbench.cli.options import AS_JSON, DEVICE, DTYPE, FILE, options_of, style_of
 
 if TYPE_CHECKING:
     from picbench.profile.traces import Encode
@@ -145,33 +145,13 @@ def _print(rows: Iterable[tuple[str, ...]]) -> None:
 
 
 @click.command(cls=GuardedCommand)
-@click.option(
-    "--limit", type=click.IntRange(2), default=40, show_default=True, metavar="N", help="Requests."
+@options_of(
+    "picbench.settings:RunConfig",
+    only=("dataset", "data", "model", "limit", "dtype", "device", "output"),
+    dataset={"default": "musique", "show_default": True},
+    limit={"default": 40, "show_default": True, "type": click.IntRange(2)},
+    output={"show_default": False, "help": "Run directory; new or empty."},
 )
-@click.option(
-    "--dataset",
-    default="musique",
-    show_default=True,
-    metavar="NAME",
-    help="See picbench list datasets.",
-)
-@click.option(
-    "--model",
-    default="testbed",
-    show_default=True,
-    metavar="testbed|PATH|ID",
-    help="A model that can answer the data set's questions.",
-)
-@click.option(
-    "--data",
-    default="bundled",
-    show_default=True,
-    metavar="bundled|DIR|FILE|hub",
-    help="Rows, as for picbench run.",
-)
-@DEVICE
-@DTYPE
-@click.option("--output", metavar="DIR", help="Run directory; new or empty.")
 @AS_JSON
 @click.pass_obj
 def selftest(services: "Services | None", /, *, as_json: bool, **flags: Any) -> int:
@@ -206,7 +186,7 @@ def selftest(services: "Services | None", /, *, as_json: bool, **flags: Any) -> 
 
 
 @click.command(cls=GuardedCommand)
-@click.argument("trace", metavar="TRACE")
+@click.argument("trace", metavar="TRACE", type=click.Path())
 @click.option(
     "--algo",
     default="full,prefix,reorder,epic:k=16,epic:k=16:copy=shared,mepic,naive,"
@@ -247,11 +227,13 @@ def selftest(services: "Services | None", /, *, as_json: bool, **flags: Any) -> 
 @click.option(
     "--grid",
     metavar="NAME|FILE",
+    type=click.Path(),
     show_default="h200-llama-3.1-8b",
     help="Predict from this measured grid: one of the package's, or a grid.json; none: only count.",
 )
 @click.option(
     "--calibration",
+    type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
     help="Predict times of another machine, on which some cells of the grid were measured again: a "
     "grid.json of picbench measure break-even --seconds 300.",

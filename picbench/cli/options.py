@@ -7,13 +7,13 @@ what bash has to be given, and `zsh_source` and `fish_source` what these do.
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import isnan
 from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
+from click.shell_completion import CompletionItem
 
 from picbench.cli.guard import LazyOptions
 from picbench.files import check_place
@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class RangeOfNumbers(click.FloatRange):
-    """A range that NaN is not in, although it is neither below nor above anything."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """The number; see `click.ParamType`."""
-        found = float(super().convert(value, param, ctx))
-        if isnan(found):
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        return found
 
 
 class Place(click.Path):
@@ -149,7 +136,7 @@ def make_option(
         "multiple": get_origin(kind) is tuple and not marks,
         "show_default": shown if isinstance(shown, str) else shown and not empty,
         "required": field.is_required(),
-        "type": _click_type(kind, marks, field.metadata if bounds else ()),
+        "type": _click_type(kind, marks, field.metadata if bounds else (), extra["metavar"] or ""),
     }
     if unset and not empty:
         wanted["show_default"] = str(field.default)
@@ -169,7 +156,7 @@ def _given_kind(field: "FieldInfo") -> tuple[Any, Sequence[str]]:
     return kind, marks
 
 
-def _click_type(kind: Any, marks: Sequence[str], bounds: Sequence[Any]) -> Any:
+def _click_type(kind: Any, marks: Sequence[str], bounds: Sequence[Any], shown: str) -> Any:
     if marks:
         return _MARKED[marks[0]]
     if get_origin(kind) is tuple:
@@ -184,8 +171,9 @@ def _click_type(kind: Any, marks: Sequence[str], bounds: Sequence[Any]) -> Any:
             if (value := getattr(bound, word, None)) is not None:
                 limits |= {end: value, f"{end}_open": word in ("gt", "lt")}
     if limits and kind in (int, float):
-        return click.IntRange(**limits) if kind is int else RangeOfNumbers(**limits)
-    return kind
+        return click.IntRange(**limits) if kind is int else click.FloatRange(**limits)
+    # Shells complete what help calls a path, among other things.
+    return click.Path() if kind is str and re.search("DIR|FILE|PATH", shown) else kind
 
 
 _RUN = "picbench.settings:RunConfig"
@@ -194,29 +182,19 @@ DTYPE = options_of(_RUN, only=("dtype",))
 OFFLINE = options_of(_RUN, only=("offline",))
 
 
-def complete_algorithms(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[str]:
-    """Names of algorithms, for the last of several arms with commas between them."""
-    from picbench.engines import algorithms as known
+def complete(where: str, path: str | None = None) -> Callable[..., list[CompletionItem]]:
+    """What a shell offers: the names that ``module:function`` lists, after commas as well.
 
-    before, comma, last = incomplete.rpartition(",")
-    return [before + comma + name for name in known.names() if name.startswith(last)]
+    Where no name fits it offers what is at a `path`: "file", or "dir" for folders alone.
+    """
 
+    def offer(
+        context: click.Context, parameter: click.Parameter, word: str
+    ) -> list[CompletionItem]:
+        before, comma, last = word.rpartition(",")
+        names = [name for name in resolve_name(where)() if name.startswith(last)]
+        if path and not names:
+            return [CompletionItem(word, type=path)]
+        return [CompletionItem(before + comma + name) for name in names]
 
-def complete_datasets(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[str]:
-    """Names of data sets."""
-    from picbench.workloads import datasets as known
-
-    return [name for name in known.describe() if name.startswith(incomplete)]
-
-
-def complete_models(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[str]:
-    """Built-in models; folders and ids on the hub are not offered."""
-    from picbench.workloads import models as known
-
-    return [name for name in known.describe() if name.startswith(incomplete)]
+    return offer

@@ -8,17 +8,17 @@ from typing import Any
 import click
 
 from picbench.cli.guard import CommandGroup, GuardedCommand
-from picbench.cli.options import FILE, RangeOfNumbers, options_of, style_of
+from picbench.cli.options import FILE, options_of, style_of
 
 REGRESSION, INCONCLUSIVE = 1, 5
 
-_LOSS = RangeOfNumbers(0, 1, min_open=True)
-_RUNS = click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+_LOSS = click.FloatRange(0, 1, min_open=True)
+_RUNS = click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
 
 
 @click.command(cls=GuardedCommand)
-@click.argument("before", metavar="RUN")
-@click.argument("after", metavar="[RUN]", required=False)
+@click.argument("before", metavar="RUN", type=click.Path())
+@click.argument("after", metavar="[RUN]", required=False, type=click.Path())
 @options_of("picbench.settings:ComparisonSettings")
 @style_of("text", "json", "markdown", "github", help="github: Markdown in the summary of the step.")
 def compare(*, before: str, after: str | None, style: str, **given: Any) -> int:
@@ -48,11 +48,12 @@ def compare(*, before: str, after: str | None, style: str, **given: Any) -> int:
 
 
 @click.command(cls=GuardedCommand)
-@click.argument("run")
+@click.argument("run", type=click.Path())
 @click.option(
     "--baseline",
     required=True,
     metavar="FILE|NAME",
+    type=click.Path(),
     help="What picbench baseline save wrote; a name is looked up in baselines/.",
 )
 @click.option(
@@ -154,7 +155,7 @@ def list_() -> int:
 
 
 @click.command(cls=GuardedCommand)
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=click.Path())
 @click.option(
     "--metric",
     type=click.Choice(
@@ -223,7 +224,7 @@ def report(*, runs: tuple[str, ...], output: Path | None, margin: float) -> None
 
 
 @click.command(cls=GuardedCommand)
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=click.Path())
 @style_of("text", "json", help="json: the manifest and the summary, in the current schema.")
 def show(*, run: str, style: str) -> int:
     """Print a run's state, table, settings, and the versions and hardware that it ran on."""

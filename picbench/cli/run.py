@@ -17,9 +17,7 @@ from picbench.cli.options import (
     FILE,
     OFFLINE,
     QUIET,
-    complete_algorithms,
-    complete_datasets,
-    complete_models,
+    complete,
     options_of,
 )
 
@@ -43,10 +41,10 @@ _UNSET = {"columns": "LongBench's", "prompts": "picbench's own"}
     algo={
         "default": ("full", "prefix", "mepic"),
         "required": False,
-        "shell_complete": complete_algorithms,
+        "shell_complete": complete("picbench.engines.algorithms:names"),
     },
-    dataset={"shell_complete": complete_datasets},
-    model={"shell_complete": complete_models},
+    dataset={"shell_complete": complete("picbench.workloads.datasets:describe")},
+    model={"shell_complete": complete("picbench.workloads.models:describe", "dir")},
 )
 @QUIET
 @click.option(
@@ -277,9 +275,10 @@ def traffic(*, out: Path, preset: str | None, **flags: Any) -> int:
 
 
 @click.command(cls=GuardedCommand)
-@click.argument("file", metavar="FILE.yaml")
+@click.argument("file", metavar="FILE.yaml", type=click.Path())
 @click.option(
     "--output",
+    type=click.Path(file_okay=False),
     metavar="DIR",
     show_default="runs/NAME",
     help="Folder for the cells' run directories and the table; complete cells are kept, stopped "

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from picbench.engines.chunk_cache.tiers.notation import probe_tiers
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
@@ -152,6 +153,7 @@ def measure(settings: Storm) -> Outcome:
     """Run the storm, and write what was found; exit code 1 if anything is wrong."""
     from picbench.engines.vllm.device import find
 
+    probe_tiers(settings.tiers)
     requests = draw_requests(settings.requests, settings.longest, settings.seed)
     context = max(map(positions, requests))
     config = EngineConfig(

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from picbench.engines.chunk_cache.tiers.notation import open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.notation import open_tiers, probe_tiers
 from picbench.engines.chunk_cache.tiers.stack import StackLimits
 from picbench.engines.chunk_cache.tiers.tier import TierSpec, parse_size
 from picbench.engines.config import BLOCK_SIZE
@@ -42,7 +42,7 @@ def measure(settings: Tiers) -> Outcome:
     Raises InvalidRun if a tier does not keep or return what was stored.
     """
     rows: list[dict[str, Any]] = []
-    for spec in parse_tiers(settings.tiers):
+    for spec in probe_tiers(settings.tiers):
         for text in settings.sizes.split(","):
             nbytes, batch = _size(text), _size(settings.batch)
             values = max(1, batch // nbytes)

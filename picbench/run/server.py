@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Request, Result
+from picbench.engines.vllm.device import CUDA, find
 from picbench.errors import EngineError, PicBenchError
 from picbench.store.provenance import arm_environment
 from picbench.store.records import Failure, GroupResult
@@ -47,6 +48,8 @@ class Server:
     engine: ClassVar[type[Engine]] = Engine
 
     def __init__(self, name: str, config: EngineConfig, log: Path) -> None:
+        if config.device == CUDA.name:  # Before another process takes as long to load vLLM.
+            find(config.device)
         self._name, self._log = name, log
         self._connection, theirs = Pipe()
         ends = str(theirs.fileno()), str(os.getpid())

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self, TextIO
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from rich.table import Table
 
+from picbench.engines.chunk_cache.tiers.notation import probe_tiers
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
 from picbench.errors import ConfigError, DataError, EngineError, first_refusal
@@ -163,6 +164,7 @@ def warm_tiers(config: WarmConfig, dtype: str, out: TextIO) -> int:
     Raises EngineError if a chunk was refused everywhere: it is then compiled when it is needed.
     """
     chunks = read_chunks(Path(config.chunks))
+    probe_tiers(config.tiers)
     quiet_engine()
     from picbench.engines.engine import Engine
 

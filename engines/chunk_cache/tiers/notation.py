@@ -16,6 +16,8 @@ from picbench.plugins import installed, load_class
 
 GROUP = "picbench.tiers"
 
+_TWICE = "this tier is named twice", "name each tier once, nearest first"
+
 
 def parse_tiers(text: str) -> list[TierSpec]:
     """The tiers that a text lists, nearest first.
@@ -29,6 +31,19 @@ def parse_tiers(text: str) -> list[TierSpec]:
         if spec.kind not in points:
             spec.reject(f"unknown kind {spec.kind!r}", closest(spec.kind, sorted(points)))
         _load(points[spec.kind]).check(spec)
+    return specs
+
+
+def probe_tiers(text: str) -> list[TierSpec]:
+    """The tiers that a text lists. Raises ConfigError unless they can be used here and now.
+
+    They must be reachable, writable, of a possible size, and named once. Nothing is left behind.
+    """
+    specs, points = parse_tiers(text), installed(GROUP)
+    for place, spec in enumerate(specs):
+        if (spec.kind, spec.location) in [(s.kind, s.location) for s in specs[:place]]:
+            spec.reject(*_TWICE)
+        _load(points[spec.kind]).probe(spec)
     return specs
 
 
@@ -76,7 +91,7 @@ def _open(spec: TierSpec, allocate: Allocate, taken: Iterable[str]) -> GuardedTi
     tier = _load(installed(GROUP)[spec.kind]).open(spec, allocate)
     if tier.name in taken:
         tier.close()
-        spec.reject("this tier is named twice", "name each tier once, nearest first")
+        spec.reject(*_TWICE)
     return GuardedTier(tier, deadline=spec.deadline)
 
 

@@ -158,6 +158,10 @@ class Usage:
     refused: int = 0
 
 
+#: A key that no value has.
+_ASKED_FOR = b"?" * 32
+
+
 class Tier(ABC):
     """Bytes by key. Methods block, may be called from any thread, and take batches.
 
@@ -183,6 +187,20 @@ class Tier(ABC):
 
         Opens and imports nothing. Kinds without it are checked when they are opened.
         """
+
+    @classmethod
+    def probe(cls, spec: TierSpec) -> None:
+        """Raise ConfigError for a tier that cannot be used here and now: it is asked for a value.
+
+        Kinds that would leave something behind look for what they need instead.
+        """
+        tier = cls.open(spec, pageable)
+        try:
+            tier.exists([_ASKED_FOR])
+        except Exception as error:
+            spec.reject(f"cannot be used: {error}", "start it, or name another tier")
+        finally:
+            tier.close()
 
     @classmethod
     @abstractmethod

@@ -33,7 +33,7 @@ def complete(words: str) -> list[str]:
         ("picbench run --algo full,mep", ["full,mepic"]),
         ("picbench run --dataset mus", ["musique"]),
         ("picbench run --model testbed:b", ["testbed:block"]),
-        ("picbench run --model nothing", []),
+        ("picbench run --model nothing", ["nothing"]),  # As a folder: see below.
     ],
 )
 def test_the_shell_offers_what_fits(words: str, expected: list[str]) -> None:

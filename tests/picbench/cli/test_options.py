@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from picbench.cli import main
-from picbench.cli.options import RangeOfNumbers
 
 
 @pytest.mark.parametrize("command", ["compare", "report"])
@@ -34,17 +33,6 @@ def test_a_file_that_cannot_be_is_refused_at_once(
     assert "--output" in line
     assert str(tmp_path / place) in line
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
-
-
-def test_a_range_of_numbers_takes_those_in_it() -> None:
-    @click.command()
-    @click.option("--seconds", type=RangeOfNumbers(0))
-    def wait(seconds: float) -> None:
-        click.echo(f"{seconds:g}")
-
-    results = [CliRunner().invoke(wait, ("--seconds", text)) for text in ("1.5", "-1", "x")]
-    assert [result.exit_code for result in results] == [0, 2, 2]
-    assert results[0].stdout == "1.5\n"
 
 
 def test_an_option_means_the_same_in_every_command() -> None:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import sqlite3
 import stat
 import tempfile
@@ -50,6 +51,18 @@ class Disk(Tier):
         spec.check_options()
         spec.require_capacity()
         spec.require_location("a folder", cls.notation)
+
+    @classmethod
+    def probe(cls, spec: TierSpec) -> None:
+        """Refuse a folder that cannot be written to or made, and a capacity beyond the disk's."""
+        root = Path(spec.require_location("a folder", cls.notation)).expanduser()
+        nearest = next(path for path in (root, *root.absolute().parents) if path.exists())
+        # Nobody makes files in /proc, whose permissions do not say so.
+        size = shutil.disk_usage(nearest).total
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK) or not size:
+            spec.reject("cannot use the folder", "name a folder that can be written to")
+        if spec.require_capacity() > size:
+            spec.reject(f"the disk has {size >> 20:,} MiB in all", "lower the capacity")
 
     @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:

@@ -20,6 +20,7 @@ from picbench.engines.chunk_cache.tiers.tier import (
     Usage,
     pageable,
 )
+from picbench.engines.footprint import physical_memory
 
 
 class Host(Tier):
@@ -53,6 +54,12 @@ class Host(Tier):
     def check(cls, spec: TierSpec) -> None:
         """Refuse all but a capacity."""
         cls.capacity_of(spec)
+
+    @classmethod
+    def probe(cls, spec: TierSpec) -> None:
+        """Refuse a capacity beyond the machine's memory."""
+        if cls.capacity_of(spec) > (size := physical_memory()):
+            spec.reject(f"this machine has {size >> 20:,} MiB of memory", "lower the capacity")
 
     @staticmethod
     def capacity_of(spec: TierSpec) -> int:

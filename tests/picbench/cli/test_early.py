@@ -1,0 +1,141 @@
+"""What can be known to be wrong is one line that names the flag, before an engine starts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from picbench.cli import main
+from picbench.run.session import Services
+
+HUGE = "99999999999999999999"
+
+RUN = "run --dataset musique --limit 2 --algo mepic"
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The one line with which a command is refused that must not start an engine."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("x")
+    Path("folder").mkdir()
+    Path("list.json").write_text("[1, 2]")
+    Path("chunks.jsonl").write_text('{"text": "Hello there."}\n')
+    Path("trace.jsonl").write_text('{"parts": [{"chunk": "a", "tokens": 30}]}\n')
+    before = {path.name for path in tmp_path.iterdir()}
+
+    def no_engine(*_: object) -> None:
+        raise AssertionError("an engine was started")
+
+    def invoke(*words: str) -> str:
+        done = CliRunner().invoke(main, words, obj=Services(launch=no_engine))  # type: ignore[arg-type]
+        assert done.exit_code == 2, (done.output, done.exception)
+        [line] = done.stderr.splitlines()
+        assert {path.name for path in tmp_path.iterdir()} <= before | {"sweep.yaml"}
+        return line
+
+    return invoke
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        *((f"{RUN} --tiers {tiers}", "--tiers") for tiers in ("host:99999GiB", "disk:file:1GiB")),
+        *((f"{RUN} --tiers {tiers}", "--tiers") for tiers in ("disk:/proc/x:1GiB", "host:1e9TiB")),
+        (f"{RUN} --tiers redis://127.0.0.1:1/0", "--tiers redis://127.0.0.1:1/0: cannot be used"),
+        (f"{RUN} --tiers host:1GiB,host:2GiB", "named twice"),
+        (f"{RUN} --tiers disk:{{tmp}}:9999TiB", "the disk has"),
+        ("warm --chunks chunks.jsonl --tiers redis://127.0.0.1:1/0", "--tiers"),
+        ("warm --chunks chunks.jsonl --tiers disk:file/x:1GiB", "--tiers"),
+        ("measure tiers --tiers host:99999GiB", "--tiers"),
+        ("measure storm --tiers disk:/proc/x:1GiB", "--tiers"),
+        (f"{RUN} --kv-blocks 3", "--kv-blocks"),
+        (f"{RUN} --kv-blocks 2000000000", "--kv-blocks: pools of all engines take"),
+        (f"{RUN} --output file", "--output"),
+        (f"{RUN} --output file/below", "--output"),
+        ("selftest --limit 2 --output file", "--output"),
+        ("sweep sweep.yaml --output file", "--output"),
+        ("reproduce mepic --output file", "--output"),
+        ("measure storm --output file", "--output"),
+        ("run --dataset musique --limit 2 --algo kvlink:n=99999999999", "n=99999999999"),
+        *((f"profile trace.jsonl --calibration {n}", "calib") for n in ("no", "folder", "file")),
+        *((f"profile trace.jsonl --grid {name}", "list.json") for name in ("list.json",)),
+        ("measure profile --grid cpu-testbed --calibration list.json", "list.json"),
+        *((f"traffic --output o --requests {n}", "--requests") for n in (HUGE, 2**31, 2 * 10**6)),
+        *((f"traffic --output o --pool {n}", "--pool") for n in (HUGE, 2 * 10**9)),
+        ("traffic --output o --dataset synthetic --chunk-tokens 2000000000", "--chunk-tokens"),
+        ("traffic --output o --dataset synthetic --zipf nan", "--zipf"),
+    ],
+)
+def test_what_cannot_be_is_said_before_an_engine_starts(
+    words: str, named: str, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    Path("sweep.yaml").write_text("base: {algo: [full], dataset: musique}\n")
+    assert named in refused(*words.format(tmp=tmp_path).split())
+
+
+@pytest.mark.parametrize("setting", [f"limit: {HUGE}", "rate: .inf", "rate: .nan", "repeats: 1e99"])
+@pytest.mark.parametrize("place", ["base", "grid"])
+def test_a_settings_file_has_numbers_that_can_be(
+    setting: str, place: str, refused: Callable[..., str]
+) -> None:
+    name, value = setting.split(": ")
+    given = {"base": "dataset: musique", "grid": "algo: [full]"}
+    given[place] += f", {name}: {value if place == 'base' else [value]}".replace("'", "")
+    text = "".join(f"{key}: {{{content}}}\n" for key, content in given.items())
+    Path("sweep.yaml").write_text(text)
+    line = refused("sweep", "sweep.yaml")
+    assert name in line
+    assert "sweep.yaml" in line
+
+
+def numeric() -> list[tuple[str, str, str]]:
+    """Every flag of every command that takes a number, with numbers that nothing can be."""
+    found = []
+
+    def walk(command: click.Command, path: tuple[str, ...]) -> None:
+        if isinstance(command, click.Group):
+            for name in command.list_commands(click.Context(command)):
+                inner = command.get_command(click.Context(command), name)
+                assert inner is not None
+                walk(inner, (*path, name))
+            return
+        for option in command.params:
+            if isinstance(option, click.Option):
+                whole = isinstance(option.type, type(click.INT))
+                bad = [HUGE, "inf"] if whole else ["inf", "nan"]
+                if whole or isinstance(option.type, type(click.FLOAT)):
+                    found.extend((" ".join(path), option.opts[0], text) for text in bad)
+
+    walk(main, ())
+    return found
+
+
+def test_every_number_of_every_command_is_one_that_can_be(refused: Callable[..., str]) -> None:
+    given = {"explain": "mepic", "profile": "trace.jsonl", "compare": "folder", "report": "folder"}
+    given |= {"run": "--dataset=musique", "traffic": "--output=o", "reproduce": "mepic"}
+    given |= {"measure profile": "--grid=none", "measure tiers": "--tiers=host:1MiB"}
+    cases = numeric()
+    assert len(cases) > 150
+    for command, flag, value in cases:
+        words = [*command.split(), *given.get(command, "").split(), flag, value]
+        assert flag in refused(*words), words
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        *(("run --data", "file"), ("run --output", "file"), ("run --requests", "file")),
+        *(("run --model", "dir"), ("sweep", "file"), ("sweep --output", "dir")),
+        *(("show", "file"), ("gate", "file"), ("report", "file"), ("table", "file")),
+        *(("profile", "file"), ("profile --calibration", "file"), ("warm --chunks", "file")),
+        *(("selftest --data", "file"), ("measure storm --output", "dir")),
+    ],
+)
+def test_a_shell_completes_paths(words: str, kind: str) -> None:
+    asked = {"_PICBENCH_COMPLETE": "bash_complete", "COMP_WORDS": f"picbench {words} res"}
+    asked["COMP_CWORD"] = str(len(words.split()) + 1)
+    done = CliRunner().invoke(main, env=asked, prog_name="picbench")
+    assert done.output.splitlines() == [f"{kind},res"]
