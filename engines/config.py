@@ -1,5 +1,6 @@
 """The settings of an engine."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -121,3 +122,8 @@ def planned_capacity(context: int) -> int:
     of 17 tokens in two blocks with 4 linked, 36 slots; prompts that need more are refused.
     """
     return 2 * context + 1024
+
+
+def physical_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

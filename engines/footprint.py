@@ -4,12 +4,17 @@ The engines of a run share a GPU, and each of them allocates its pool without re
 So their pools are sized by what is left when all that engines need besides is taken off.
 """
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from picbench.engines.config import BLOCK_SIZE, EngineConfig, batch_tokens, planned_capacity
+from picbench.engines.config import (
+    BLOCK_SIZE,
+    EngineConfig,
+    batch_tokens,
+    physical_memory,
+    planned_capacity,
+)
 from picbench.engines.model_config import element_bytes, head_size, kv_heads
 from picbench.errors import ConfigError
 
@@ -156,11 +161,6 @@ def _shared(
     table = 4 * (rows * (2 * tiles + 1) + parts // 2 * width)
     batch = 4 * rows * (shifts + 4) + parts * (part + 4 * heads)
     return table + batch + 256
-
-
-def physical_memory() -> int:
-    """Bytes of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def check_pools(engines: Iterable[EngineConfig], model: Mapping[str, Any]) -> None:

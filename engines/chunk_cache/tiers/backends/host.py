@@ -20,7 +20,7 @@ from picbench.engines.chunk_cache.tiers.tier import (
     Usage,
     pageable,
 )
-from picbench.engines.footprint import physical_memory
+from picbench.engines.config import physical_memory
 
 
 class Host(Tier):
