@@ -37,7 +37,7 @@ def parse_tiers(text: str) -> list[TierSpec]:
 def probe_tiers(text: str) -> list[TierSpec]:
     """The tiers that a text lists. Raises ConfigError unless they can be used here and now.
 
-    They must be reachable, writable, of a possible size, and named once. Nothing is left behind.
+    They must be reachable, writable, of a possible size, and named once. Nothing is left there.
     """
     specs, points = parse_tiers(text), installed(GROUP)
     for place, spec in enumerate(specs):

@@ -192,7 +192,7 @@ class Tier(ABC):
     def probe(cls, spec: TierSpec) -> None:
         """Raise ConfigError for a tier that cannot be used here and now: it is asked for a value.
 
-        Kinds that would leave something behind look for what they need instead.
+        Kinds that opening changes look for what they need instead.
         """
         tier = cls.open(spec, pageable)
         try:

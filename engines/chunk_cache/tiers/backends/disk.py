@@ -57,7 +57,7 @@ class Disk(Tier):
         """Refuse a folder that cannot be written to or made, and a capacity beyond the disk's."""
         root = Path(spec.require_location("a folder", cls.notation)).expanduser()
         nearest = next(path for path in (root, *root.absolute().parents) if path.exists())
-        # Nobody makes files in /proc, whose permissions do not say so.
+        # /proc takes no files, and its permissions do not say so.
         size = shutil.disk_usage(nearest).total
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK) or not size:
             spec.reject("cannot use the folder", "name a folder that can be written to")
