@@ -157,6 +157,14 @@ def test_rows_of_an_evicted_chunk_are_reused_in_order() -> None:
     assert stored(arena, b"b", 4).rows == rows == (0, 1, 2, 3)
 
 
+def test_rows_of_a_copy_that_was_given_up_are_reused_in_order() -> None:
+    arena = Arena(ROW * 4, ROW)
+    given_up = arena.reserve(b"a", 4)
+    assert given_up is not None
+    arena.release(given_up)
+    assert stored(arena, b"b", 4).rows == given_up.rows
+
+
 def test_runs_of_rows() -> None:
     assert list(runs([4, 5, 6, 2, 9, 10])) == [(4, 0, 3), (2, 3, 1), (9, 4, 2)]
     assert list(runs([])) == []

@@ -234,6 +234,59 @@ def test_as_few_pins_as_possible_are_given_up_oldest_first() -> None:
     assert not store.pinned
 
 
+def test_a_chunk_is_pinned_once() -> None:
+    queue, store, _ = filled(4)
+    key = canonical(4).key
+    assert store.pin(key)
+    assert store.pin(key)
+    store.unpin(key)
+    assert not any(queue.references.values())
+
+
+def test_blocks_are_those_of_whole_chunks() -> None:
+    queue, store, _ = filled(4)
+    chunk = canonical(4)
+    pages = [page.name for page in chunk.pages]
+    assert store.blocks_of(chunk.key) == queue.block_ids(pages)
+    assert store.get(chunk.key).tokens == len(TOKENS[4])
+    queue.hold(pages[1])
+    evict(queue, store, pages[0])
+    assert store.blocks_of(chunk.key) == ()
+
+
+def test_pages_that_left_the_pool_unnoticed_are_forgotten() -> None:
+    queue, store, _ = filled(4, 3)
+    del queue.pages[canonical(4).pages[1].name]
+    store.reconcile([canonical(4), canonical(3)])
+    assert [record.key for record in store] == [canonical(3).key]
+
+
+def test_a_store_waits_for_what_is_under_way() -> None:
+    queue, store, _ = filled()
+    compile_chunk(queue, store, 4, shared=False)
+    store.commands.take()
+    assert not store.has_pending_work()
+    assert not store.idle  # It is known of no tier yet that it has the chunk.
+    told(store, stored={canonical(4).key})
+    assert store.idle
+    store.complete_transfers(TransferResults(pending=1))
+    assert store.has_pending_work()
+
+
+@pytest.mark.parametrize("tiers", [True, False])
+def test_without_tiers_nothing_is_cleared(tiers: bool) -> None:
+    store = ChunkStore(Queue(), tiers=tiers)
+    store.reset_tiers()
+    assert store.has_pending_work() is tiers
+
+
+def test_a_chunk_that_is_compiled_is_not_looked_up() -> None:
+    store = ChunkStore(Queue(), tiers=True, shared_tiers=True)
+    store.prepare_compile(canonical(0), "owner")
+    store.lookup([canonical(0), canonical(2)])
+    assert store.commands.lookups == [C]
+
+
 def test_compiling_again_keeps_what_was_counted() -> None:
     queue, store, _ = filled(4)
     store.touch([canonical(4)])
@@ -456,6 +509,9 @@ def test_what_is_known_of_shared_tiers_is_bounded(monkeypatch: pytest.MonkeyPatc
         ChunkState.REMOTE,
     ]
     assert len(store._records) == 2
+    for key in (B, A):  # What was heard of last is remembered.
+        told(store, stored={key})
+    assert store._records.keys() == {A, B}
 
 
 def test_a_chunk_that_a_host_tier_evicted_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

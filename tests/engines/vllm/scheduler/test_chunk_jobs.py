@@ -9,6 +9,7 @@ import pytest
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.packing import AnchorText
 from picbench.engines.planning.plan import Canonical
 from picbench.engines.planning.policy import ChunkPolicy, LayoutConfig, Segment
 from picbench.engines.vllm.scheduler.chunk_jobs import BatchBarrier, ChunkJob, ChunkJobs
@@ -47,6 +48,35 @@ def test_a_compile_without_its_blocks_has_compiled_nothing(
     assert store.get(canonical.key).whole is compiled
     stored = [command.blocks for command in store.commands.stores]
     assert stored == ([(7, 8, 9)] if compiled else [])
+
+
+def test_what_a_chunk_is_compiled_after_has_blocks_too(canonical: Canonical) -> None:
+    pool: Any = Everything()
+    store = ChunkStore(pool, tiers=False)
+    jobs = ChunkJobs(store, lambda request, before: None)
+    anchored = canonical._replace(anchor=AnchorText((1,) * 20, 16, ""))
+    for blocks in (4, 5):
+        request: Any = SimpleNamespace(request_id="compile")
+        job = ChunkJob(anchored, request, canonical.compile_plan(), "", "", False, True)
+        store.prepare_compile(anchored, "compile")
+        jobs.finish(job, tuple(range(blocks)), success=True)
+        assert store.get(anchored.key).whole is (blocks == 5)
+
+
+def test_a_job_that_cannot_be_queued_is_none(canonical: Canonical) -> None:
+    def submit(request: Any, before: Any) -> None:
+        raise RuntimeError("injected")
+
+    pool: Any = SimpleNamespace(resident=lambda page: False)
+    store = ChunkStore(pool, tiers=False)
+    jobs = ChunkJobs(store, submit)
+    parent: Any = SimpleNamespace(
+        request_id="one", priority=0, client_index=0, arrival_time=0.0, cache_salt=None
+    )
+    with pytest.raises(RuntimeError, match="injected"):
+        jobs.compile_or_fetch(canonical, parent, ahead_of=parent, head=True, shared=True)
+    assert len(jobs) == 0
+    assert store.get(canonical.key).owner is None
 
 
 A, B, C = b"a", b"b", b"c"

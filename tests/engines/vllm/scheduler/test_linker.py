@@ -169,6 +169,7 @@ def test_nothing_private_stays_in_the_cache(llama: Path, algorithm: str, ends: b
         preempt(given, request)
     else:
         given.run()
+        assert not linker(given)._isolated
     found = [is_canonical(key) for key in keys(given)]
     if algorithm == "mepic":
         assert set(found) == {True, False}
@@ -344,6 +345,35 @@ def test_a_cost_is_that_of_the_first_time(llama: Path) -> None:
     given.run()
     cost = linker(given).take_cost("one")
     assert (cost.hits.prefix, cost.tokens.reused, cost.tokens.compiled) == (0, 32, 32)
+
+
+def test_a_prompt_is_counted_once_however_often_it_starts_over(llama: Path) -> None:
+    given = bench(llama, batch_tokens=200, counts=True)
+    request = given.submit("one", A, question=tuple(range(40)), max_tokens=4)
+    given.step()
+    preempt(given, request)
+    given.run()
+    counted = [stats.prefix_cache_stats for stats in given.counted]
+    assert sum(stats.requests for stats in counted) == 1
+    assert sum(stats.queries for stats in counted) == len(A) + 40
+
+
+def test_a_compile_ends_with_one_request_that_waits_for_it(llama: Path) -> None:
+    """The one that needed it first; after that was aborted, or runs, another."""
+    given = bench(llama, batch_tokens=16)
+    for name in ("one", "two"):
+        given.submit(name, C)
+    given.submit("other", A)
+    given.step()
+    own = next(r.request_id for r in given.scheduler.running if linker(given).is_own(r))
+    assert linker(given).concerned("one") == ("one",)
+    assert linker(given).concerned(own) == (own, "one")
+    linker(given)._links["one"].running = True
+    assert linker(given).concerned(own) == (own, "two")
+    linker(given)._links["one"].running = False
+    given.scheduler.finish_requests("one", RequestStatus.FINISHED_ABORTED)
+    assert linker(given).concerned(own) == (own, "two")
+    given.run()
 
 
 def test_a_request_that_starts_over_is_in_no_batch(llama: Path) -> None:

@@ -192,10 +192,36 @@ def test_what_was_loaded_is_dropped_with_the_cache(llama: Path, ahead: bool) -> 
     given.step(loaded={load.request_id})
     reset(given.scheduler)
     assert given.free == 60
+    assert not given.scheduler._inflight_prefills
     again = load_of(given)
     given.step(loaded={again.request_id})
     given.run()
     assert given.free == 60
+
+
+def test_a_load_that_fails_keeps_no_blocks(llama: Path) -> None:
+    """Else loads that fail together keep so many that none of them can be tried again."""
+    given, chunk = bench(llama, tiers="disk:/x:1MiB"), tuple(range(100, 148))
+    request = given.submit("waits", chunk, algorithm="epic:k=16")
+    load = load_of(given)
+    assert request in given.scheduler._inflight_prefills
+    given.step(TransferResults(lost={load.chunks[0].key}), failed={load.request_id})
+    given.schedule()
+    assert request not in given.scheduler._inflight_prefills
+    given.finish()
+    given.run()
+    assert given.free == 60
+
+
+def test_a_request_with_its_blocks_waits_for_no_chunk(llama: Path) -> None:
+    """The tier may lose the chunk after it was loaded."""
+    given, chunk = bench(llama, tiers="disk:/x:1MiB"), tuple(range(100, 148))
+    given.submit("waits", chunk, algorithm="epic:k=16")
+    load = load_of(given)
+    lost = TransferResults(absent={load.chunks[0].key})
+    given.step(lost, loaded={load.request_id})
+    assert "waits" in given.step().tokens
+    given.run()
 
 
 def load_of(given: Bench) -> LoadCommand:
@@ -217,6 +243,8 @@ def test_pinned_chunks_are_not_dropped(llama: Path) -> None:
     store = given.scheduler.chunk_store
     [record] = store
     assert store.pin(record.key)
+    pinned = {block.block_id for block in given.scheduler.linker.held()}
+    assert pinned == set(store.blocks_of(record.key))
     running = given.submit("second", question=(7,) * 40, max_tokens=4)
     given.step()
     with pytest.raises(EngineError, match=r"pinned .*unpin"):
@@ -296,6 +324,67 @@ def test_a_request_is_linked_in_the_step_of_its_compile(llama: Path, policy: str
     assert [*tokens.values()] == [40, 2]
 
 
+@pytest.mark.parametrize("algorithm", ["epic:k=4", "mepic:select=question"])
+def test_what_is_copied_or_picked_from_was_computed_in_a_step_before(
+    llama: Path, algorithm: str
+) -> None:
+    given = bench(llama)
+    given.submit("one", tuple(range(100, 140)), algorithm=algorithm)
+    first, second = given.run()
+    assert ("one" in first, "one" in second) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("head", ["own", "late", "own", "last"]),
+        ("batch", ["own", "own", "late", "last"]),
+        ("isps", ["late", "last", "own", "own"]),
+    ],
+)
+def test_compiles_are_queued_where_the_order_says(
+    llama: Path, order: str, expected: list[str]
+) -> None:
+    """While a planned request runs, and nothing else fits into a step."""
+    given = bench(llama, batch_tokens=16, compile_order=order)
+    given.submit("busy", tuple(range(100, 132)), question=tuple(range(300)))
+    for _ in range(4):
+        given.step()
+    for name, at in (("late", 400), ("last", 500)):
+        given.submit(name, tuple(range(at, at + 40)))
+    given.step()
+    own = given.scheduler.linker.is_own
+    assert ["own" if own(r) else r.request_id for r in given.scheduler.waiting] == expected
+    given.run()
+
+
+@pytest.mark.parametrize("order", ["head", "isps"])
+def test_a_compile_has_the_priority_of_its_request(llama: Path, order: str) -> None:
+    given = bench(llama, batch_tokens=16, compile_order=order, policy="priority")
+    given.submit("busy", tuple(range(100, 132)), question=tuple(range(300)))
+    for _ in range(4):
+        given.step()
+    given.submit("late", tuple(range(400, 440)), priority=5)
+    given.step()
+    assert [request.priority for request in given.scheduler.jobs.requests()] == [5]
+    given.run()
+
+
+def test_a_plain_request_has_chunks_unpinned_that_it_needs_the_blocks_of(llama: Path) -> None:
+    given = bench(llama, blocks=8)
+    given.submit("first", tuple(range(100, 148)))
+    given.run()
+    store = given.scheduler.chunk_store
+    [record] = store
+    assert store.pin(record.key)
+    given.submit("fits", question=(7,) * 60)
+    given.run()
+    assert store.pinned
+    given.submit("plain", question=(7,) * 100)
+    given.run()
+    assert not store.pinned
+
+
 def test_a_compile_is_as_urgent_as_the_request_that_waits_for_it(llama: Path) -> None:
     given = bench(llama, batch_tokens=16, policy="priority")
     chunk = tuple(range(100, 140))
@@ -313,7 +402,8 @@ def test_a_compile_is_queued_by_priority_once(llama: Path, monkeypatch: pytest.M
     """To take a request out of such a queue takes longer, the more requests wait."""
     given = bench(llama, batch_tokens=16, policy="priority")
     for index in range(3):
-        given.submit(f"{index}", tuple(range(100 + index, 140 + index)), priority=index)
+        chunks = [tuple(range(at + index, at + 40 + index)) for at in (100, 300)]
+        given.submit(f"{index}", *chunks, priority=index)
     removed: list[str] = []
     queue = type(given.scheduler.waiting)
     upstream = queue.remove_request
@@ -323,9 +413,10 @@ def test_a_compile_is_queued_by_priority_once(llama: Path, monkeypatch: pytest.M
         upstream(self, request)
 
     monkeypatch.setattr(queue, "remove_request", remove_request)
-    given.step()
-    assert len(given.scheduler.requests) == 6
-    assert removed == []
+    for _ in range(2):
+        given.step()
+        assert len(given.scheduler.requests) == 9
+        assert removed == []
     given.run()
     assert [*given.ended] == ["0", "1", "2"]
 
