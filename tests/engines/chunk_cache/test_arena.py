@@ -117,6 +117,7 @@ def test_the_least_recently_used_chunk_makes_room(use: Callable[[Arena, bytes], 
     use(arena, b"a")
     stored(arena, b"c", 1)
     assert [name in arena for name in (b"a", b"b", b"c")] == [True, False, True]
+    assert arena.usage().evictions == 1
     assert not arena.touch(b"b")
 
 
@@ -155,6 +156,17 @@ def test_rows_of_an_evicted_chunk_are_reused_in_order() -> None:
     rows = stored(arena, b"a", 4).rows
     arena.clear()
     assert stored(arena, b"b", 4).rows == rows == (0, 1, 2, 3)
+
+
+def test_what_was_being_filled_when_all_was_cleared_is_not_found() -> None:
+    arena = Arena(ROW * 4, ROW)
+    filling = arena.reserve(b"a", 4)
+    assert filling is not None
+    arena.clear()
+    arena.commit(filling)
+    assert b"a" not in arena
+    arena.release(filling)
+    assert arena.usage().bytes == 0
 
 
 def test_rows_of_a_copy_that_was_given_up_are_reused_in_order() -> None:

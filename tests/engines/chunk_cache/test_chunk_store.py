@@ -17,7 +17,15 @@ from hypothesis.stateful import (
 from picbench.engines.chunk_cache import chunk_store
 from picbench.engines.chunk_cache.chunk_record import TRANSITIONS, ChunkRecord, ChunkState
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
-from picbench.engines.chunk_cache.transfers import StoreCommand, TransferResults
+from picbench.engines.chunk_cache.transfers import (
+    ChunkLoad,
+    CopyCommand,
+    LoadCommand,
+    StepTimes,
+    StoreCommand,
+    TransferCommands,
+    TransferResults,
+)
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.packing import AnchorText
@@ -523,6 +531,31 @@ def test_a_chunk_that_a_host_tier_evicted_is_forgotten(monkeypatch: pytest.Monke
     states = [store.tiers_of(key) for key in (A, B)]
     assert states == [ChunkState.MISSING, ChunkState.REMOTE]
     assert list(store._records) == [B]
+
+
+def test_nothing_is_commanded_for_a_request_that_was_withdrawn() -> None:
+    load = ChunkLoad(A, 2, (0,), (7,))
+    commands = TransferCommands(
+        loads=[LoadCommand(name, (load,)) for name in "ab"],
+        copies=[CopyCommand(name, 1, 2) for name in "ab"],
+    )
+    commands.withdraw("a")
+    assert [command.request_id for command in (*commands.loads, *commands.copies)] == ["b", "b"]
+
+
+def test_results_that_cannot_be_used_say_that_tiers_have_nothing() -> None:
+    results = TransferResults({A}, {B}, {A}, {B}, {C}, {"one": {"host": 1}}, 3)
+    failed = TransferResults(absent={A, B}, refused={A, B}, lost={C}, pending=3)
+    assert results.as_failed() == failed
+
+
+def test_ranks_are_done_when_the_last_one_is() -> None:
+    one, two = TransferResults(pending=1), TransferResults(pending=2)
+    assert one.merge(two).pending == two.merge(one).pending == 2
+
+
+def test_tiers_slow_steps_if_they_take_more_than_a_tenth() -> None:
+    assert [StepTimes(10.0, taken).slow for taken in (0.0, 1.0, 1.1)] == [False, False, True]
 
 
 class Lifecycle(RuleBasedStateMachine):

@@ -86,6 +86,18 @@ def test_the_head_of_the_queue_leaves_blocks_to_those_that_are_scheduled_first(
     given.run()
 
 
+def test_a_request_that_misses_nothing_references_nothing_while_it_waits(llama: Path) -> None:
+    given = bench(llama, batch_tokens=16)
+    given.submit("warm", A)
+    given.run()
+    given.submit("busy", question=tuple(range(400)))
+    given.step()
+    given.submit("waits", A)
+    given.step()
+    assert linker(given).held() == []
+    given.run()
+
+
 def test_a_request_that_runs_is_not_preempted_for_chunks_that_the_head_holds(llama: Path) -> None:
     given = bench(llama, blocks=8, batch_tokens=16)
     given.submit("warm", A)
@@ -132,6 +144,7 @@ def test_a_load_that_a_request_waits_for_is_commanded(llama: Path, alike: bool) 
     given.submit("waits", first, second, algorithm="epic:k=4")
     loads = given.schedule().commands.loads
     assert [load.request_id for load in loads] == ["waits"] * (not alike)
+    assert linker(given).held() == []
     given.finish()
     assert all(chunk.pages == (1,) for load in loads for chunk in load.chunks)
     given.step(loaded={load.request_id for load in loads})
@@ -155,7 +168,9 @@ def test_a_reference_is_taken_once_for_a_page_that_two_chunks_begin_with(llama: 
     assert given.free == 60
 
 
-@pytest.mark.parametrize("algorithm", ["full", "epic:k=16", "cacheblend:r=0.5", "mepic"])
+@pytest.mark.parametrize(
+    "algorithm", ["full", "epic:k=16", "cacheblend:r=0.5", "mepic:select=question", "mepic"]
+)
 @pytest.mark.parametrize("ends", [True, False], ids=["done", "preempted"])
 def test_nothing_private_stays_in_the_cache(llama: Path, algorithm: str, ends: bool) -> None:
     """Blocks that no request can find must not displace others that one could."""
@@ -322,6 +337,16 @@ def test_computed_blocks_that_were_found_are_counted(llama: Path) -> None:
     given.run()
     found = linker(given).take_cost("copies").hits
     assert (found.chunk, found.copied, found.prefix) == (0, 2, 0)
+
+
+def test_linked_tokens_and_pads_are_counted(llama: Path) -> None:
+    """Linked tokens that were found are not linked again; pads take slots every time."""
+    given = bench(llama)
+    for name in ("one", "two"):
+        given.submit(name, B, question=tuple(range(40)), algorithm="mepic", tag=name)
+        given.run()
+    tokens = [linker(given).take_cost(name).tokens for name in ("one", "two")]
+    assert [(found.linked, found.padded) for found in tokens] == [(16, 8), (0, 8)]
 
 
 def test_waiting_requests_know_the_slots_that_they_will_compute(llama: Path) -> None:
