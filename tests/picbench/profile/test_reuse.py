@@ -189,6 +189,9 @@ def test_what_is_not_known_is_never_found_again() -> None:
     text = TraceSegment(None, 32, chunk=False)
     runs = BlockKeys(exact=False).runs([text])
     assert [(run.blocks, run.forever) for run in runs] == [(1, False), (1, False)]
+    alone = ArmSimulation(parse("prefix"), exact=False).serve(TracedRequest((text,), 1))
+    assert alone is not None
+    assert (alone.shared, alone.own_blocks) == ((), 2)
     for blocks in (None, 40):
         for content, reused in ((None, 0), (7, 32)):
             arm = ArmSimulation(parse("naive"), exact=False, blocks=blocks)
@@ -197,3 +200,58 @@ def test_what_is_not_known_is_never_found_again() -> None:
             found = [arm.serve(TracedRequest((chunk, tail), 1)) for _ in range(2)]
             compiled = [counts.compiled for counts in found if counts is not None]
             assert compiled == [32, 32 - reused]
+
+
+@pytest.mark.parametrize("blocks", [None, 40])
+def test_the_last_token_of_a_prompt_is_computed_and_that_of_a_reply_is_not(
+    blocks: int | None,
+) -> None:
+    """After a prompt of one block, a second one is full once 17 tokens are answered."""
+    text = Mixes(1, 1).text(16)
+    for output, cached in ((16, 1), (17, 2)):
+        arm = ArmSimulation(parse("prefix"), exact=True, blocks=blocks)
+        arm.serve(TracedRequest((text,), output))
+        assert arm.close().cached_blocks == cached
+        found = arm.serve(TracedRequest((text,), 1))
+        assert found is not None
+        assert (found.reused, found.computed) == (0, 16)
+
+
+@pytest.mark.parametrize(("spec", "need"), [("naive", 4), ("mepic", 5)])
+def test_a_request_is_served_where_it_and_its_compile_just_fit(spec: str, need: int) -> None:
+    """A chunk of three blocks and five tokens; mepic computes a block anew, and compiles it too."""
+    mixes = Mixes(2, 1)
+    request = TracedRequest((mixes.chunk(45), mixes.text(5)), 1)
+    for blocks, fits in ((need, True), (need - 1, False)):
+        arm = ArmSimulation(parse(spec), exact=True, blocks=blocks)
+        assert (arm.serve(request) is not None) is fits
+        assert (arm.totals.requests, arm.totals.refused) == (fits, not fits)
+
+
+@pytest.mark.parametrize("spec", ["naive", "epic:k=16"])
+@pytest.mark.parametrize("blocks", [None, 60])
+def test_a_request_that_comes_again_compiles_nothing(spec: str, blocks: int | None) -> None:
+    """Without a bound the blocks that it finds are `shared`, in a pool they are counted by kind."""
+    mixes = Mixes(2, 1)
+    request = TracedRequest((mixes.chunk(48), mixes.text(40)), 1)
+    arm = ArmSimulation(parse(spec), exact=True, blocks=blocks)
+    found = [one for one in (arm.serve(request), arm.serve(request)) if one is not None]
+    assert [one.compiled for one in found] == [48, 0]
+    assert [one.computed for one in found] == [
+        one.prompt - one.reused + one.compiled for one in found
+    ]
+    if spec == "naive":
+        assert [one.prefix_blocks for one in found] == [0, 2]
+        own = [one.own_blocks + sum(count for _, count in one.shared) for one in found]
+        assert own == ([6, 6] if blocks is None else [3, 1])
+
+
+def test_a_chunk_that_begins_like_another_adds_only_the_blocks_that_are_new() -> None:
+    mixes = Mixes(2, 1)
+    first = mixes.chunk(48)
+    second = mixes.alike(first, 32)
+    arm = ArmSimulation(parse("naive"), exact=True)
+    for chunk in (first, second):
+        arm.serve(TracedRequest((chunk, mixes.text(5)), 1))
+    assert arm.close().cached_blocks == 3 + 2
+    assert arm.totals.compiled == 48 + 32
