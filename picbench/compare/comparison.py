@@ -396,9 +396,11 @@ def run_notes(comparison: RunComparison) -> Iterator[str]:
         f"p in tables: of no change, on these requests for scores, adjusted for {len(metrics)} "
         "tests (Holm); else unadjusted."
     )
-    yield "Times: ratios of geometric means, over rounds of requests."
-    yield f"Intervals: BCa bootstrap; over up to {FEW} rounds or sets of documents Student's t."
-    yield "Intervals of scores are of other documents."
+    yield (
+        "Times: ratios of geometric means, over rounds of requests; intervals by BCa bootstrap, "
+        f"over up to {FEW} rounds by Student's t."
+    )
+    yield "Intervals of scores: of other documents, which may score from 0 to 1."
     sides = [side for arm in comparison.arms for q in arm.quantiles for side in (q.before, q.after)]
     for repeats in sorted({quantile.repeats for quantile in sides if quantile.interval}):
         yield f"Intervals of quantiles: {quantile_method(repeats)}."

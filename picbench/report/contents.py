@@ -22,7 +22,7 @@ from picbench.errors import ConfigError, IncomparableRuns
 from picbench.run.result import delay_lines
 from picbench.settings import ComparisonSettings
 from picbench.statistics import intervals
-from picbench.statistics.significance import SURE, Loss, loss_bounds, unseen_share
+from picbench.statistics.significance import SURE, Loss
 from picbench.store.reader import Run, check_rows
 from picbench.store.records import SampleRow, Tally
 from picbench.store.summary import BASELINE, ArmSummary, summarise
@@ -50,10 +50,7 @@ class ArmFacts:
         return columns.quantile_of(self.measured, "ttft_ms", q)
 
     def score_interval(self) -> intervals.Interval | None:
-        """95 % for the mean score, unparsed as 0, by Student's t over sets of documents.
-
-        None of a single set, and where all have the same score, which says nothing of the spread.
-        """
+        """95 % for the mean score, unparsed as 0, over sets of documents; None of a single set."""
         answered = [row for row in self.rows if row.error is None]
         known = [(0.0 if r.outcome == "unparsed" else r.score, r) for r in answered]
         scores = [(score, r.cluster or r.sample) for score, r in known if score is not None]
@@ -61,9 +58,7 @@ class ArmFacts:
             return None
         values, clusters = zip(*scores, strict=True)
         sums = intervals.sum_clusters(np.asarray(values, dtype=np.float64), clusters)
-        found = intervals.StudentMean.of(sums)
-        interval = found.interval() if found.standard_error else None
-        return interval and interval.within(0.0, 1.0)
+        return intervals.BoundedMean(sums, 0.0, 1.0).interval()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +192,7 @@ def _compare_with_full(
 
 def drop_at_most(metric: MetricChange) -> float | None:
     """The bound of the loss of a score from 0 to 1 on other documents, with 95 % confidence."""
-    if metric.change.unknown:
-        return None
-    unseen, bounds = unseen_share(metric.change), loss_bounds(metric.change)
-    if unseen is not None:
-        return unseen
+    bounds = metric.change.one_sided
     return None if bounds is None else max(0.0, -bounds.low)
 
 

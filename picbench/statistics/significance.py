@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import ceil, exp, log, sqrt
+from math import ceil, exp, inf, log, sqrt
 
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
@@ -158,12 +158,20 @@ def _crossed(found: Paired, changes: Floats, documents: Sequence[Set[Hashable]])
     errors = [sqrt(len(kind) / (len(kind) - 1) * float(kind @ kind)) / count for kind in kinds]
     parts = [*zip(errors, map(len, kinds), strict=True)]
     mean = intervals.StudentMean(float(changes.mean()), parts)
-    whole, one_sided = mean.interval(0.95), mean.interval(0.90)
+
+    def at(level: float) -> Interval | None:
+        # Requests count for as many independent ones as Student's t reaches as far with.
+        own = mean.interval(level)
+        reach = own.high - mean.mean if own else inf
+        weight = min(1.0, (float(stats.norm.isf((1 - level) / 2)) * errors[0] / reach) ** 2)
+        rows = intervals.sum_clusters(changes)
+        return intervals.BoundedMean(rows, -1.0, 1.0, weight).interval(level)
+
     return replace(
         found,
         clusters=max(1, int(count * (errors[0] / mean.standard_error) ** 2)),
-        interval=whole and whole.within(-1.0, 1.0),
-        one_sided=one_sided and one_sided.within(-1.0, 1.0),
+        interval=at(0.95),
+        one_sided=at(0.90),
         p_others=mean.p,
         standard_error=mean.standard_error,
         freedom=mean.freedom,
@@ -201,15 +209,16 @@ def _change(
     *,
     logs: bool = False,
 ) -> Paired:
-    """A mean difference, by Student's t of few clusters or of repeats, and else by resampling."""
+    """A mean difference: of scores by their limits, of logarithms by Student's t or resampling."""
     rows = intervals.sum_clusters(changes, clusters)
     student, means = intervals.StudentMean.of(rows), rows.sums / rows.counts
     few, crossed = len(means) <= FEW, len(means) > 1 and len(set(repeats or ())) > 1
     if crossed:
         student = intervals.StudentMean.of(rows, intervals.sum_clusters(changes, repeats))
-    mean = student if few or crossed else intervals.MeanBootstrap(rows, seed)
+    times = student if few or crossed else intervals.MeanBootstrap(rows, seed)
+    mean = times if logs else intervals.BoundedMean(rows, -1.0, 1.0)
     whole, one_sided = (
-        found and (found.exp() if logs else found.within(-1.0, 1.0))
+        found and found.exp() if logs else found
         for found in (mean.interval(0.95), mean.interval(0.90))
     )
     higher, lower = int((changes > 0).sum()), int((changes < 0).sum())
@@ -271,25 +280,12 @@ def _unseen_parts(change: Paired, clusters: float) -> tuple[float, float]:
     return share * (1 - max(0.0, -change.least)), share * (1 - max(0.0, change.most))
 
 
-def loss_bounds(change: Paired) -> Interval | None:
-    """Bounds, of 95 % confidence each, of a mean difference of scores from 0 to 1.
-
-    The share of clusters that may lose more than any did counts as lost in full, as far as that is
-    more; and so for those that may win more. Scores of which one was lost and one won in full have
-    the bounds of their mean. None for a single cluster.
-    """
-    if change.one_sided is None:
-        return None
-    found, (lost, won) = change.one_sided, _unseen_parts(change, change.clusters)
-    return Interval((1 - lost) * found.low - lost, (1 - won) * found.high + won, found.level)
-
-
 def judge_loss(change: Paired, margin: float) -> Loss:
     """Whether a difference of scores from 0 to 1 is a loss of less than `margin`, above 0.
 
     Bounds alone call no loss sure that chance explains by its p.
     """
-    bounds = loss_bounds(change)
+    bounds = change.one_sided
     if bounds is None or change.p_others is None:
         return Loss.UNKNOWN
     if bounds.low > -margin:

@@ -169,7 +169,7 @@ def test_synthetic_rows_are_said(tmp_path: Path, style: str) -> None:
 
 def test_it_is_said_how_intervals_are_made(one: str) -> None:
     said = " ".join(compare(one).stdout.split())
-    assert "over up to 13 rounds or sets of documents Student's t." in said
+    assert "over up to 13 rounds by Student's t." in said
 
 
 def test_quantiles_say_what_their_intervals_are_over(one: str, tmp_path: Path) -> None:

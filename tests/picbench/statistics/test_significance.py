@@ -135,12 +135,18 @@ def test_a_ratio_the_other_way_round_is_its_inverse(times: list[tuple[float, flo
 def test_no_interval_of_scores_leaves_what_scores_can_differ_by() -> None:
     """Student's t of four samples reaches to 1.55 here, and 1 is the most that can be won."""
     lost, won = [0.0] * 4, [1.0, 1.0, 1.0, 0.0]
-    found, back = paired_scores(lost, won), paired_scores(won, lost)
-    free = known(StudentMean.of(sum_clusters(np.array(won))).interval())
-    ends, other, bounds = known(found.interval), known(back.interval), known(found.one_sided)
-    assert free.high > 1
-    assert (ends.low, ends.high, bounds.high) == (free.low, 1.0, 1.0)
-    assert (other.low, other.high) == (-1.0, -ends.low)
+    ends, other = (
+        known(found.interval) for found in (paired_scores(lost, won), paired_scores(won, lost))
+    )
+    assert known(StudentMean.of(sum_clusters(np.array(won))).interval()).high > 1
+    assert -1 < ends.low < 0.75 < ends.high < 1
+    assert (other.low, other.high) == pytest.approx((-ends.high, -ends.low))
+
+
+@pytest.mark.parametrize(("lost", "won"), [(3, 0), (5, 0), (6, 0), (9, 2), (10, 2), (13, 0)])
+def test_intervals_of_answers_leave_out_0_where_mcnemars_p_says_so(lost: int, won: int) -> None:
+    change = flips(200, lost, won)
+    assert (known(change.interval).high < 0) == (known(change.exact_p) < 0.05)
 
 
 def test_one_cluster_is_one_observation() -> None:
@@ -233,7 +239,8 @@ def flips(total: int, lost: int, won: int = 0) -> Paired:
         (flips(50, 1), Loss.UNKNOWN),
         (flips(1000, 0, won=40), Loss.WITHIN),
         (flips(13, 0, won=1), Loss.UNKNOWN),
-        (flips(297, 0, won=1), Loss.UNKNOWN),
+        (flips(229, 0, won=1), Loss.UNKNOWN),
+        (flips(297, 0, won=1), Loss.WITHIN),
         (flips(2, 2), Loss.UNKNOWN),
         (flips(100, 100), Loss.BEYOND),
     ],
