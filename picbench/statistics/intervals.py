@@ -204,26 +204,13 @@ def _acceleration(values: ClusterSums) -> float:
 
 
 def _resample(values: ClusterSums, rng: np.random.Generator, resamples: int) -> Floats:
-    """Means of `resamples` draws of as many clusters as there are, with replacement.
-
-    Of clusters of one size only those that differ from 0 are drawn, as often as chance has it: most
-    answers are the same in both arms, so that this is twenty times less work.
-    """
-    clusters, even = len(values.sums), bool((values.counts == values.counts[0]).all())
-    sums = values.sums[values.sums != 0] if even else values.sums
-    if not len(sums):
-        return np.zeros(resamples)
+    """Means of `resamples` draws of as many clusters as there are, with replacement."""
+    clusters = len(values.sums)
     means, size = np.full(resamples, np.nan), max(1, _BATCH // clusters)
     for begin in range(0, resamples, size):
         part = means[begin : begin + size]
-        if even:
-            hits = rng.binomial(clusters, len(sums) / clusters, size=len(part))
-            drawn = rng.integers(len(sums), size=(len(part), hits.max()), dtype=np.int32)
-            totals = (sums[drawn] * (np.arange(hits.max()) < hits[:, None])).sum(axis=1)
-            counts = clusters * values.counts[:1]
-        else:
-            drawn = rng.integers(clusters, size=(len(part), clusters), dtype=np.int32)
-            totals, counts = sums[drawn].sum(axis=1), values.counts[drawn].sum(axis=1)
+        drawn = rng.integers(clusters, size=(len(part), clusters), dtype=np.int32)
+        totals, counts = values.sums[drawn].sum(axis=1), values.counts[drawn].sum(axis=1)
         np.divide(totals, counts, out=part, where=counts > 0)
     return means
 

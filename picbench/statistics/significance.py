@@ -80,7 +80,6 @@ class Paired:
     ratio. Samples are `higher`, `equal` or `lower` in the second measurement. `exact_p` is `p`
     where that is McNemar's, of right (1) and wrong (0) answers to requests that were asked once.
 
-    The means of clusters changed by `least` to `most`, or their mean logarithms where `ratio`.
     `freedom` are the degrees of freedom of `standard_error`, 0 for a single cluster. Where
     `repeats` are several, how these differ is in interval, p and standard error.
     """
@@ -100,8 +99,6 @@ class Paired:
     exact_p: float | None = None
     freedom: float = 0.0
     repeats: int = 1
-    least: float = 0.0
-    most: float = 0.0
     unknown: str | None = None
 
 
@@ -175,8 +172,6 @@ def _crossed(found: Paired, changes: Floats, documents: Sequence[Set[Hashable]])
         p_others=mean.p,
         standard_error=mean.standard_error,
         freedom=mean.freedom,
-        least=float(changes.min()),
-        most=float(changes.max()),
     )
 
 
@@ -211,8 +206,8 @@ def _change(
 ) -> Paired:
     """A mean difference: of scores by their limits, of logarithms by Student's t or resampling."""
     rows = intervals.sum_clusters(changes, clusters)
-    student, means = intervals.StudentMean.of(rows), rows.sums / rows.counts
-    few, crossed = len(means) <= FEW, len(means) > 1 and len(set(repeats or ())) > 1
+    student, count = intervals.StudentMean.of(rows), len(rows.sums)
+    few, crossed = count <= FEW, count > 1 and len(set(repeats or ())) > 1
     if crossed:
         student = intervals.StudentMean.of(rows, intervals.sum_clusters(changes, repeats))
     times = student if few or crossed else intervals.MeanBootstrap(rows, seed)
@@ -223,13 +218,13 @@ def _change(
     )
     higher, lower = int((changes > 0).sum()), int((changes < 0).sum())
     p: float | None = None
-    if len(means) > 1:
+    if count > 1:
         p = student.p if crossed or (logs and few) else sign_flip(rows, seed)
     return Paired(
         value=exp(student.mean) if logs else student.mean,
         ratio=logs,
         pairs=len(changes),
-        clusters=len(means),
+        clusters=count,
         interval=whole,
         one_sided=one_sided,
         p=p,
@@ -240,8 +235,6 @@ def _change(
         lower=lower,
         freedom=student.freedom,
         repeats=student.parts[1][1] if crossed else 1,
-        least=float(means.min()),
-        most=float(means.max()),
     )
 
 
@@ -264,20 +257,9 @@ class Loss(StrEnum):
     UNKNOWN = "unknown"
 
 
-def _unseen(clusters: float) -> float:
-    """95 % upper bound on the rate of an event that no cluster showed."""
-    return float(1 - 0.05 ** (1 / clusters))
-
-
 def unseen_share(change: Paired) -> float | None:
     """The share of clusters that may lose although none of these changed; None where some did."""
-    return None if change.higher or change.lower else _unseen(change.clusters)
-
-
-def _unseen_parts(change: Paired, clusters: float) -> tuple[float, float]:
-    """How much of a mean score may be lost, and won, by events that no cluster showed."""
-    share = _unseen(clusters)
-    return share * (1 - max(0.0, -change.least)), share * (1 - max(0.0, change.most))
+    return None if change.higher or change.lower else float(1 - 0.05 ** (1 / change.clusters))
 
 
 def judge_loss(change: Paired, margin: float) -> Loss:
@@ -319,8 +301,8 @@ def samples_to_judge(change: Paired, margin: float) -> int | None:
     distance = change.value + margin
     needed = _samples(change, distance, 0.05, 0.2) if distance else None
     while needed is not None:
-        lost, won = _unseen_parts(change, needed * change.clusters / change.pairs)
-        left = abs(distance) - (lost if distance > 0 else won)
+        # The one that was not seen counts as much as any.
+        left = abs(distance) - change.pairs / (needed * change.clusters)
         enough = _samples(change, left, 0.05, 0.2) if left > 0 else None
         if enough is not None and enough <= needed:
             break

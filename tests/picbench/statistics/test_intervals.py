@@ -1,5 +1,7 @@
 """Intervals of means and quantiles: scipy's where it has them, and coverage where it has none."""
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from measured_arms import known
+from numpy.random import Generator
 from scipy import stats  # type: ignore[import-untyped]
 
 from picbench.statistics.intervals import (
@@ -61,10 +64,12 @@ def test_few_clusters_are_widened_as_in_hesterberg() -> None:
     assert (found.low, found.high) == pytest.approx((-1.6725, 1.6725), abs=0.012)
 
 
-@pytest.mark.parametrize("draw", ["normal", "exponential"])
-def test_unclustered_intervals_are_scipys(draw: str) -> None:
+@pytest.mark.parametrize(
+    "draw", [Generator.normal, Generator.exponential, partial(Generator.lognormal, sigma=1.5)]
+)
+def test_unclustered_intervals_are_scipys(draw: Callable[..., Times]) -> None:
     """Within the noise of resampling, and the widening for 300 clusters (0.4 %)."""
-    values = getattr(np.random.default_rng(5), draw)(size=300)
+    values = draw(np.random.default_rng(5), size=300)
     reference = stats.bootstrap(
         (values,), np.mean, method="BCa", n_resamples=20000, rng=np.random.default_rng(1)
     ).confidence_interval
@@ -92,7 +97,7 @@ def test_clustered_intervals_cover_the_truth(groups: int) -> None:
 def test_shifting_and_scaling_values_does_it_to_the_interval(
     values: list[float], shift: int, scale: float
 ) -> None:
-    array = np.array(values) + 1001  # Without zeros, which are not drawn: the draws stay the same.
+    array = np.array(values)
     low, high = interval(sum_clusters(array), resamples=200)
     moved = interval(sum_clusters(scale * array + shift), resamples=200)
     assert moved == pytest.approx((scale * low + shift, scale * high + shift), abs=1e-6)
@@ -214,6 +219,13 @@ def test_p_and_interval_agree(
     assert found.freedom <= rows[1] + repeats[1] - 2 + 1e-9
 
 
+def test_both_kinds_of_clusters_reach_together() -> None:
+    """The root of squares of 2.776 and 2 times 2.306, Student's quantiles of 4 and 8 degrees."""
+    found = StudentMean(0.0, ((1.0, 5), (2.0, 9)))
+    assert found.standard_error == pytest.approx(5**0.5)
+    assert known(found.interval()).high == pytest.approx(5.383, abs=1e-3)
+
+
 def test_repeats_that_do_not_differ_leave_students_interval() -> None:
     values = np.random.default_rng(0).normal(size=12)
     found, alone = crossed(np.tile(values, (3, 1))), StudentMean.of(sum_clusters(values))
@@ -320,6 +332,18 @@ def test_repeats_that_find_other_machines_widen_the_interval() -> None:
     assert found.repeats == 3
     assert np.log(100 / ends.low) == pytest.approx(reach, rel=0.01)
     assert np.log(ends.high / 100) == pytest.approx(reach, rel=0.01)
+
+
+def test_requests_that_differ_widen_the_interval_of_repeats() -> None:
+    """By the root of squares, at least of what independent requests would let it be."""
+    rows = np.exp(np.random.default_rng(1).normal(0, 0.5, 100))
+    times = np.outer([97.0, 100.0, 103.0], rows)
+    found, alone = found_in(times, 0.5), known(quantile(times.ravel().tolist(), 0.5).interval)
+    center, own = np.log(known(found.value)), np.log([np.median(repeat) for repeat in times])
+    reach, ends = 4.3027 * own.std(ddof=1) / np.sqrt(3), known(found.interval)
+    assert np.log(ends.high) - center >= 0.999 * np.hypot(np.log(alone.high) - center, reach)
+    assert center - np.log(ends.low) >= 0.999 * np.hypot(center - np.log(alone.low), reach)
+    assert reach > max(center - np.log(alone.low), np.log(alone.high) - center) / 2
 
 
 @given(TIMES)
