@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
 from picbench.statistics import intervals
-from picbench.statistics.intervals import FEW, ClusterSums, Floats, Interval, Names, Values
+from picbench.statistics.intervals import FEW, MANY, ClusterSums, Floats, Interval, Names, Values
 
 #: Random assignments of signs, and up to how many clusters all are tried: 2^13 are fewer.
 FLIPS, _EXACT = 9999, 13
@@ -210,7 +210,8 @@ def _change(
     few, crossed = count <= FEW, count > 1 and len(set(repeats or ())) > 1
     if crossed:
         student = intervals.StudentMean.of(rows, intervals.sum_clusters(changes, repeats))
-    times = student if few or crossed else intervals.MeanBootstrap(rows, seed)
+    normal = few or crossed or count > MANY
+    times = student if normal else intervals.MeanBootstrap(rows, seed)
     mean = times if logs else intervals.BoundedMean(rows, -1.0, 1.0)
     whole, one_sided = (
         found and found.exp() if logs else found
