@@ -78,11 +78,14 @@ def _rebuild(kind: type[PicBenchError], message: str, hint: str) -> PicBenchErro
 
 
 def check_range(name: str, value: object) -> None:
-    """Raise ConfigError for numbers that are not finite, or whole from 2^31 on (seeds: 2^32)."""
-    if isinstance(value, list | tuple):
+    """Raise ConfigError for numbers that are not finite, or whole from 2^31 on (seeds: 2^64)."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            check_range(f"{name}: {key}", one)
+    elif isinstance(value, list | tuple):
         for one in value:
             check_range(name, one)
-    bits = 32 if name == "seed" else 31
+    bits = 64 if name.endswith("seed") else 31
     most = float("inf") if isinstance(value, float) else 1 << bits
     if isinstance(value, int | float) and not abs(value) < most:
         raise ConfigError(f"`{name}`: '{value}' is not a number below 2^{bits}", hint="lower it")

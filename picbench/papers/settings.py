@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVa
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from picbench.errors import ConfigError, closest, first_refusal
+from picbench.errors import ConfigError, check_range, closest, first_refusal
 from picbench.settings import Folder, SettingsModel, Share, setting
 
 # Help of `picbench reproduce` is made of a class below, and must not wait for numpy.
@@ -341,10 +341,12 @@ def read_yaml(kind: type[Content], path: Path, field: str = "settings") -> Conte
     """What a file says; ConfigError for one that cannot be read or has mistakes."""
     where = f"`{field}` {path}"
     try:
-        return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        check_range(f"{field}={path}", found)
+        return kind.model_validate(found)
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror}", hint=f"`{field}=FILE`") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: {error}", hint="it must be YAML") from error
     except ValidationError as error:
         raise ConfigError(f"{where}: {first_refusal(error, lower=True)}") from error

@@ -36,10 +36,7 @@ Kept = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredAnswers:
-    """What arms keep of answers, measured with one model: a file of ``answers``.
-
-    `about` says what was measured, and where the measurement is.
-    """
+    """What arms keep of answers: a file of ``answers``; `about` says what was measured, where."""
 
     name: str
     about: str
@@ -61,10 +58,7 @@ def read_answers() -> tuple[MeasuredAnswers, ...]:
 
 @dataclass(slots=True)
 class TrafficSums:
-    """Sums over a trace: tokens, chunks, occurrences; `first` and `last` arrival in seconds.
-
-    `documents` are chunks that have text before them in their documents.
-    """
+    """Sums over a trace: tokens, chunks (in `documents`), `first` and `last` arrival in seconds."""
 
     requests: int = 0
     prompt: int = 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
-from picbench.engines.chunk_cache.tiers.notation import probe_tiers
+from picbench.engines.chunk_cache.tiers.notation import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.footprint import GpuFootprint, check_pools
 from picbench.engines.model_config import check_ranks, read_model_config
@@ -269,7 +269,7 @@ def prepare(
             f"`{what}` and `arm`: the cache of a remote server can neither be dropped nor verified",
             hint="leave one of the two out; to repeat it, start server and run anew each time",
         )
-    probe_tiers(config.tiers or "")
+    parse_tiers(config.tiers or "")
     objectives = parse_slo(config.slo) if config.slo else None
     if config.output and not (Path(config.output) / MANIFEST).is_file():
         check_free(Path(config.output))
@@ -293,7 +293,7 @@ def prepare(
     if config.device != "cpu" and (found := memory(config.tensor_parallel)):
         least = _even(max(_plan(sample, algorithms)[0] for sample in samples) + SPARE)
         job = _on_gpu(job, found, least)
-    elif config.device != "cuda" and ours:
+    elif config.device != "cuda" and Path(workload.model.path).is_dir():
         check_pools([job.engine(arm) for arm in ours], read_model_config(str(workload.model.path)))
     fingerprint = _fingerprint(job)
     return replace(job, fingerprint=fingerprint, output=_place(job, fingerprint))

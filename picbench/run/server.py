@@ -21,6 +21,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar
 
+from picbench.engines.chunk_cache.tiers.notation import probe_tiers
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Request, Result
@@ -48,7 +49,9 @@ class Server:
     engine: ClassVar[type[Engine]] = Engine
 
     def __init__(self, name: str, config: EngineConfig, log: Path) -> None:
-        if config.device == CUDA.name:  # Before another process takes as long to load vLLM.
+        # Before another process loads vLLM.
+        probe_tiers(config.tiers or "")
+        if config.device == CUDA.name:
             find(config.device)
         self._name, self._log = name, log
         self._connection, theirs = Pipe()

@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from picbench.cli import main
-from picbench.run.session import Services
 
 HUGE = "99999999999999999999"
 
@@ -17,23 +16,23 @@ RUN = "run --dataset musique --limit 2 --algo mepic"
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """The one line with which a command is refused that must not start an engine."""
+    """The line with which a command is refused, after nothing but progress of a run."""
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("x")
     Path("folder").mkdir()
+    Path("bytes").write_bytes(bytes(range(128, 256)))
+    Path("rows.yaml").write_text(f"rows: {HUGE}\n")
     Path("list.json").write_text("[1, 2]")
     Path("chunks.jsonl").write_text('{"text": "Hello there."}\n')
     Path("trace.jsonl").write_text('{"parts": [{"chunk": "a", "tokens": 30}]}\n')
     before = {path.name for path in tmp_path.iterdir()}
 
-    def no_engine(*_: object) -> None:
-        raise AssertionError("an engine was started")
-
     def invoke(*words: str) -> str:
-        done = CliRunner().invoke(main, words, obj=Services(launch=no_engine))  # type: ignore[arg-type]
+        done = CliRunner().invoke(main, words)
         assert done.exit_code == 2, (done.output, done.exception)
-        [line] = done.stderr.splitlines()
-        assert {path.name for path in tmp_path.iterdir()} <= before | {"sweep.yaml"}
+        *progress, line = done.stderr.splitlines()
+        assert not progress or words[0] == "run", done.stderr
+        assert {path.name for path in tmp_path.iterdir()} <= before | {"sweep.yaml", "runs"}
         return line
 
     return invoke
@@ -63,6 +62,9 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
         *((f"profile trace.jsonl --calibration {n}", "calib") for n in ("no", "folder", "file")),
         *((f"profile trace.jsonl --grid {name}", "list.json") for name in ("list.json",)),
         ("measure profile --grid cpu-testbed --calibration list.json", "list.json"),
+        *((f"reproduce {paper} --settings bytes", "--settings") for paper in ("mepic", "accuracy")),
+        ("reproduce accuracy --dry-run --settings rows.yaml", "--settings rows.yaml: rows: '99999"),
+        ("reproduce mepic --dry-run --settings rows.yaml", "--settings rows.yaml: rows: '99999"),
         *((f"traffic --output o --requests {n}", "--requests") for n in (HUGE, 2**31, 2 * 10**6)),
         *((f"traffic --output o --pool {n}", "--pool") for n in (HUGE, 2 * 10**9)),
         ("traffic --output o --dataset synthetic --chunk-tokens 2000000000", "--chunk-tokens"),
