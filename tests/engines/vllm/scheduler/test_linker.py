@@ -261,7 +261,7 @@ def test_a_request_that_does_not_fit_any_more_references_nothing(llama: Path) ->
     given.submit("late", A, C, priority=2)
     given.step()
     assert linker(given).held() != []
-    for name in ("first", "second"):
+    for name in ("first", "second", "third"):
         given.submit(name, B, priority=1)
     linker(given).before_schedule(given.scheduler.waiting, 0)
     assert linker(given).held() == []
@@ -405,8 +405,10 @@ def test_a_request_that_starts_over_is_in_no_batch(llama: Path) -> None:
     """It has its chunks, and does not wait until those of a new batch are compiled."""
     given = bench(llama, batch_tokens=60, compile_order="batch")
     request = given.submit("one", A, max_tokens=8)
-    for _ in range(3):
+    for _ in range(2):
         given.step()
+    given.submit("plain")  # While it waits, the batch of the first request ends.
+    given.step()
     preempt(given, request)
     given.submit("two", C)
     assert "one" in given.step().tokens
