@@ -1,5 +1,6 @@
 """Verdicts on claims, from compact data of experiments and scores row by row."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ FULL_POOL = 95.0
 #: The verdict on a claim is the first of these that one of its cells has.
 _ORDER: tuple[Verdict, ...] = ("fails", "undecided", "holds")
 
-VERDICTS = "verdicts.json"
+#: The file of verdicts, and what documents say of a claim that holds by less than was printed.
+VERDICTS, DIRECTION = "verdicts.json", "holds in direction only"
 
 #: What the table of claims is between.
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
@@ -297,36 +299,44 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def _shown(title: str, one: ClaimVerdict) -> tuple[str, str]:
+    """Whose claim it is, and what to say of it where its least number, as in 2 to 7x, is beyond."""
+    printed = re.search(r"((?:[\d.]+(?:, | and | to ))*[\d.]+)x", one.published)
+    least = min(map(float, re.findall(r"[\d.]+", printed[1]))) if printed else 0.0
+    short = one.interval is not None and one.interval[1] < least
+    verdict = DIRECTION if one.verdict == "holds" and short else one.verdict
+    return f"ours, on {title}" if one.published.startswith("not ") else title, verdict
+
+
 def write_claims(document: Path, papers: Sequence[tuple[str, Path]]) -> None:
     """Replace what is between the marks of a document by the table of the papers' verdicts.
 
-    `papers` are (what to call it, folder with its verdicts). The undecided are counted; what they
-    are is on the papers' pages. Raises ConfigError for a document without marks, DataError for
-    verdicts that cannot be read.
+    `papers` are (what to call it, folder with its verdicts); claims that one does not print are
+    ours. Raises ConfigError for a document without marks, DataError for unreadable verdicts.
     """
     text = document.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ConfigError(
             f"`claims` {document}: has not one pair of marks", hint=f"add {BEGIN} and {END}"
         )
-    counts: list[list[Value]] = []
-    rows = []
-    order: tuple[Verdict, ...] = ("fails", "holds", "undecided")  # Negative findings first.
+    counts, rows = dict[str, Counter[str]](), []
+    order = ("fails", "holds", DIRECTION, "undecided")  # Negative findings first.
     for title, folder in papers:
         path = folder / VERDICTS
         try:
             found = TypeAdapter(list[ClaimVerdict]).validate_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: cannot be read: {error}") from error
-        count = Counter(one.verdict for one in found)
-        counts.append([title, *(count[verdict] for verdict in order)])
-        decided = [one for one in found if one.interval and one.verdict != "undecided"]
-        for one in sorted(decided, key=lambda one: order.index(one.verdict)):
+        shown = [(*_shown(title, one), one) for one in found]
+        for whose, verdict, one in sorted(shown, key=lambda claim: order.index(claim[1])):
+            counts.setdefault(whose, Counter())[verdict] += 1
             where, _, weights = (one.run or "").partition(": ")[2].partition("; ")
-            ours = "{} [{:g}, {:g}]".format(one.ours, *one.interval or ())
-            rows.append((title, one.verdict, one.claim, one.published, ours, where, weights))
-    head = ("paper", "verdict", "claim", "published", "ours, 95 % interval", "where", "weights, n")
-    counted = report_table("", "", ("paper", *order), counts).markdown(right=1)
+            ours = one.ours or "not measured"
+            ours += " [{:g}, {:g}]".format(*one.interval) if one.interval else ""
+            rows.append((whose, verdict, one.claim, one.published, ours, where, weights))
+    head = ("claimed by", "verdict", "claim", "published", "ours, 95 % interval", "where")
+    sums: list[list[Value]] = [[who, *(n[each] for each in order)] for who, n in counts.items()]
+    counted = report_table("", "", ("claimed by", *order), sums).markdown(right=1)
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    claims = report_table("", "", head, rows).markdown()
+    claims = report_table("", "", (*head, "weights, n"), rows).markdown()
     write_whole(document, f"{before}{BEGIN}\n{counted}\n\n{claims}\n{END}{after}".encode())

@@ -107,8 +107,7 @@ class BoundedMean:
 
 def _low_end(sums: Floats, counts: Floats, least: float, weight: float, level: float) -> float:
     """What the randomly weighted mean falls below with a probability of (1 - level) / 2."""
-    mean_count = counts.mean()
-    clusters = np.c_[np.r_[least * mean_count, sums], np.r_[mean_count, counts]]
+    clusters = np.c_[np.r_[least * counts.mean(), sums], np.r_[counts.mean(), counts]]
     # Values that are equal but for rounding are.
     kinds, codes = np.unique(clusters.round(12), axis=0, return_inverse=True)
     weights = np.r_[1.0, np.full(len(sums), weight)]
@@ -166,7 +165,7 @@ class MeanBootstrap:
         spread, mean = np.ptp(sums - self.values.mean * counts), self.values.mean
         if clusters < 2:
             return None
-        if spread <= 1e-9 * np.abs(sums).max():
+        if counts.all() and spread <= 1e-9 * np.abs(sums).max():
             return Interval(mean, mean, level)
         reach = sqrt(clusters / (clusters - 1)) * stats.t.isf((1 - level) / 2, clusters - 1)
         with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():

@@ -113,8 +113,7 @@ def paired_scores(
     """The mean of `after` minus `before`, scores from 0 to 1, sample by sample.
 
     Samples of one of `requests` [n] are the same one, asked again; `documents` [n] are what they
-    ask about. Student's t knows nothing of the ends that a mean of scores has, and of a few samples
-    reaches beyond them. Raises ValueError without a sample.
+    ask about. Raises ValueError without a sample.
     """
     first, second = _arrays(before, after)
     changes, names = second - first, requests or range(len(first))
@@ -155,14 +154,14 @@ def _crossed(found: Paired, changes: Floats, documents: Sequence[Set[Hashable]])
     errors = [sqrt(len(kind) / (len(kind) - 1) * float(kind @ kind)) / count for kind in kinds]
     parts = [*zip(errors, map(len, kinds), strict=True)]
     mean = intervals.StudentMean(float(changes.mean()), parts)
+    requests = intervals.sum_clusters(changes)
 
     def at(level: float) -> Interval | None:
         # Requests count for as many independent ones as Student's t reaches as far with.
         own = mean.interval(level)
         reach = own.high - mean.mean if own else inf
         weight = min(1.0, (float(stats.norm.isf((1 - level) / 2)) * errors[0] / reach) ** 2)
-        rows = intervals.sum_clusters(changes)
-        return intervals.BoundedMean(rows, -1.0, 1.0, weight).interval(level)
+        return intervals.BoundedMean(requests, -1.0, 1.0, weight).interval(level)
 
     return replace(
         found,
@@ -207,11 +206,10 @@ def _change(
     """A mean difference: of scores by their limits, of logarithms by Student's t or resampling."""
     rows = intervals.sum_clusters(changes, clusters)
     student, count = intervals.StudentMean.of(rows), len(rows.sums)
-    few, crossed = count <= FEW, count > 1 and len(set(repeats or ())) > 1
+    normal, crossed = not FEW < count <= MANY, count > 1 and len(set(repeats or ())) > 1
     if crossed:
         student = intervals.StudentMean.of(rows, intervals.sum_clusters(changes, repeats))
-    normal = few or crossed or count > MANY
-    times = student if normal else intervals.MeanBootstrap(rows, seed)
+    times = student if normal or crossed else intervals.MeanBootstrap(rows, seed)
     mean = times if logs else intervals.BoundedMean(rows, -1.0, 1.0)
     whole, one_sided = (
         found and found.exp() if logs else found
@@ -220,7 +218,7 @@ def _change(
     higher, lower = int((changes > 0).sum()), int((changes < 0).sum())
     p: float | None = None
     if count > 1:
-        p = student.p if crossed or (logs and few) else sign_flip(rows, seed)
+        p = student.p if crossed or (logs and normal) else sign_flip(rows, seed)
     return Paired(
         value=exp(student.mean) if logs else student.mean,
         ratio=logs,

@@ -13,6 +13,7 @@ from picbench.papers.arm_scores import ArmRows, Case, ScoredPart
 from picbench.papers.data import ExperimentData, PointArm, PointData
 from picbench.papers.judge import (
     BEGIN,
+    DIRECTION,
     END,
     ClaimVerdict,
     Evidence,
@@ -274,10 +275,34 @@ def test_the_table_in_a_document_is_replaced(tmp_path: Path) -> None:
     write_claims(document, [("MEPIC", tmp_path)])
     text = document.read_text()
     assert "\nold\n" not in text
-    assert "| MEPIC | 1 | 1 | 1 |" in text
+    assert "| MEPIC | 1 | 1 | 0 | 1 |" in text
+    assert "| MEPIC | undecided | c | p | not measured |" in text
     assert "| MEPIC | fails | c | p | 5.02 (a: x) [" in text
     assert "| MEPIC | holds | a \\| b | p |" in text
     assert "| a machine, commit abc | no weights, n=3 |" in text
     assert text.startswith("before\n") and text.endswith("after\n")
     write_claims(document, [("MEPIC", tmp_path)])
     assert document.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("published", "whose", "verdict"),
+    [
+        ("up to 7x", "EPIC", DIRECTION),
+        ("5.5 to 9x", "EPIC", DIRECTION),
+        ("7, 1.25 and 6.5x", "EPIC", "holds"),
+        ("up to 4x", "EPIC", "holds"),
+        ("grows", "EPIC", "holds"),
+        ("not in the paper", "ours, on EPIC", "holds"),
+    ],
+)
+def test_a_claim_that_is_met_in_direction_says_so(
+    published: str, whose: str, verdict: str, tmp_path: Path
+) -> None:
+    """5.02 times, in an interval that ends below 5.5."""
+    wanted = run_claim(least=1).model_copy(update={"published": published})
+    write_verdicts(judge_all([wanted], near(a=5.0)), tmp_path)
+    document = tmp_path / "page.md"
+    document.write_text(f"{BEGIN}\n{END}\n")
+    write_claims(document, [("EPIC", tmp_path)])
+    assert f"| {whose} | {verdict} | c | {published} |" in document.read_text()
