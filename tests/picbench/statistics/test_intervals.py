@@ -336,14 +336,13 @@ def test_repeats_that_find_other_machines_widen_the_interval() -> None:
 
 def test_requests_that_differ_widen_the_interval_of_repeats() -> None:
     """By the root of squares, at least of what independent requests would let it be."""
-    rows = np.exp(np.random.default_rng(1).normal(0, 0.5, 100))
-    times = np.outer([97.0, 100.0, 103.0], rows)
+    rows = np.exp(np.random.default_rng(1).normal(0, 1, 100))
+    times = np.outer([85.0, 100.0, 115.0], rows)
     found, alone = found_in(times, 0.5), known(quantile(times.ravel().tolist(), 0.5).interval)
     center, own = np.log(known(found.value)), np.log([np.median(repeat) for repeat in times])
     reach, ends = 4.3027 * own.std(ddof=1) / np.sqrt(3), known(found.interval)
     assert np.log(ends.high) - center >= 0.999 * np.hypot(np.log(alone.high) - center, reach)
     assert center - np.log(ends.low) >= 0.999 * np.hypot(center - np.log(alone.low), reach)
-    assert reach > max(center - np.log(alone.low), np.log(alone.high) - center) / 2
 
 
 @given(TIMES)
