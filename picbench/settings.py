@@ -11,12 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from picbench.engines.config import (
-    DEFAULT_TIERS,
-    CompileOrder,
-    OnPressure,
-    SharedDecode,
-)
+from picbench.engines.config import DEFAULT_TIERS, CompileOrder, OnPressure, SharedDecode
 from picbench.errors import ConfigError, check_range, first_refusal
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -73,15 +68,16 @@ class RunConfig(SettingsModel):
         ...,
         "Arms to compare, such as epic:k=16; repeat the flag or separate arms by commas.",
         metavar="NAME[:OPTION=VALUE...][,NAME...]",
-        shown="full,prefix,mepic",
-        min_length=1,
+        shown="full,prefix,mepic; with --arm, none",
     )
     arm: tuple[str, ...] = setting(
         (),
-        "An external OpenAI-compatible server as an arm beside those of --algo, such as "
-        "theirs=http://host:8000/v1; repeat the flag for more. Its API key is read from "
-        "OPENAI_API_KEY. Numbers of a simulated server are marked everywhere.",
-        metavar="NAME=URL[,model=ID][,timeout=SECONDS][,simulated=yes]",
+        "An external OpenAI-compatible server as an arm beside those of --algo, if any, such as "
+        "theirs=http://host:8000/v1; repeat the flag for more. With algo=SPEC, requests name their "
+        "chunks and that algorithm, as picbench's server takes them; exit code 3 if it reuses "
+        "none. Its API key is read from OPENAI_API_KEY. Numbers of a simulated server are marked "
+        "everywhere.",
+        metavar="NAME=URL[,model=ID][,algo=SPEC][,timeout=SECONDS][,simulated=yes]",
     )
     dataset: str = setting("", "See picbench list datasets.", metavar="NAME", shown=False)
     requests: str | None = setting(
@@ -106,8 +102,7 @@ class RunConfig(SettingsModel):
         min_length=1,
     )
     offline: bool = setting(
-        False,
-        "Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1).",
+        False, "Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1)."
     )
     model: str = setting(
         "testbed",
@@ -296,8 +291,7 @@ def parse_settings(kind: type[Config], values: Mapping[str, Any], command: str) 
     except ValidationError as error:
         first = first_refusal(error, lower=True)
         raise ConfigError(
-            f"`{first.path[0]}` {first.value!r}: {first.message}",
-            hint=f"see {command} `help`",
+            f"`{first.path[0]}` {first.value!r}: {first.message}", hint=f"see {command} `help`"
         ) from error
 
 
@@ -319,8 +313,7 @@ class ComparisonSettings(SettingsModel):
         le=1,
     )
     allow_mismatch: bool = setting(
-        False,
-        "Compare runs of different settings or requests anyway, and say so in the output.",
+        False, "Compare runs of different settings or requests anyway, and say so in the output."
     )
     seed: int = setting(0, "For resampling.")
 

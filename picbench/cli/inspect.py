@@ -211,11 +211,7 @@ def selftest(services: "Services | None", /, *, as_json: bool, **flags: Any) -> 
     help="Requests at a time, for throughput and memory.",
 )
 @click.option(
-    "--requests",
-    type=click.IntRange(1),
-    metavar="N",
-    show_default="all",
-    help="Only the first N.",
+    "--requests", type=click.IntRange(1), metavar="N", show_default="all", help="Only the first N."
 )
 @click.option(
     "--model",

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from picbench.cli.guard import GuardedCommand, exit_code, interruptible, with_flags
-from picbench.cli.options import (
-    DTYPE,
-    FILE,
-    OFFLINE,
-    QUIET,
-    complete,
-    options_of,
-)
+from picbench.cli.options import DTYPE, FILE, OFFLINE, QUIET, complete, options_of
 
 if TYPE_CHECKING:
     from picbench.experiments.sweep import SweepCell
@@ -38,11 +31,7 @@ _UNSET = {"columns": "LongBench's", "prompts": "picbench's own"}
 @options_of(
     "picbench.settings:RunConfig",
     bounds=False,
-    algo={
-        "default": ("full", "prefix", "mepic"),
-        "required": False,
-        "shell_complete": complete("picbench.engines.algorithms:names"),
-    },
+    algo={"required": False, "shell_complete": complete("picbench.engines.algorithms:names")},
     dataset={"shell_complete": complete("picbench.workloads.datasets:describe")},
     model={"shell_complete": complete("picbench.workloads.models:describe", "dir")},
 )
@@ -62,7 +51,7 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
     directory also gets table.csv, table.md and figures of first tokens, memory and accuracy. A run
     that was stopped is resumed by the same command; see docs/runs.md.
     """
-    from picbench.errors import EngineError
+    from picbench.errors import EngineError, InvalidRun
     from picbench.figures.run import write_run_files
     from picbench.run.job import prepare
     from picbench.run.result import print_result
@@ -72,6 +61,8 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
 
     if flags["offline"]:
         os.environ["HF_HUB_OFFLINE"] = "1"  # For the libraries here and in the arms' processes.
+    if not flags["algo"] and not flags["arm"]:
+        flags["algo"] = ("full", "prefix", "mepic")
     services = services or Services()
     job = prepare(parse_config(flags), services.load, services.memory)
     if dry_run:
@@ -86,10 +77,16 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
             print_result(job, arms, sys.stdout, worded)
         for line in (services.files or write_run_files)(job.output):
             click.echo(line, err=True)
+        if ignored := [name for name, arm in arms.items() if arm.without_reuse]:
+            raise InvalidRun(
+                f"`arm` {', '.join(ignored)}: served without reuse: no chunk of another prompt was "
+                "found",
+                hint="serve with picbench and `--enable-prompt-tokens-details`, or leave `algo` "
+                "out of its options",
+            )
         if failed := sum(arm.failed for arm in arms.values()):
             raise EngineError(
-                f"{failed} of {total} requests failed",
-                hint="see error in samples.jsonl, and logs/",
+                f"{failed} of {total} requests failed", hint="see error in samples.jsonl, and logs/"
             )
         return 0
 
@@ -336,12 +333,7 @@ def sweep(
 
 
 def _run_sweep(
-    services: "Services",
-    name: str,
-    folder: Path,
-    cells: Sequence["SweepCell"],
-    *,
-    quiet: bool,
+    services: "Services", name: str, folder: Path, cells: Sequence["SweepCell"], *, quiet: bool
 ) -> int:
     from picbench.experiments.sweep import (
         open_sweep,

@@ -26,19 +26,9 @@ from picbench.workloads.models.shapes import all_shapes, materialise
 
 #: Algorithms of requests with chunks.
 ALGORITHMS = (
-    "mepic",
-    "naive",
-    "epic:k=16",
-    "epic:k=4:copy=shared",
-    "cacheblend:r=0.15",
-    "cacheblend:r=0.15:select=first",
-    "full",
-    "prefix",
-    "mepic:pad=paper",
-    "naive:anchored=on",
-    "block-attention",
-    "prompt-cache",
-    "kvlink:n=5",
+    *("mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "cacheblend:r=0.15"),
+    *("cacheblend:r=0.15:select=first", "full", "prefix", "mepic:pad=paper", "naive:anchored=on"),
+    *("block-attention", "prompt-cache", "kvlink:n=5"),
 )
 
 #: The algorithm of requests without chunks.

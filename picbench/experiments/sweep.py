@@ -22,7 +22,7 @@ from picbench.engines.model_config import read_model_config
 from picbench.errors import ConfigError, PicBenchError, closest, first_refusal
 from picbench.figures.run import write_run_files
 from picbench.files import check_place, write_json, write_whole
-from picbench.run.arm import parse_arms
+from picbench.run.arm import all_arms
 from picbench.run.job import Job, prepare
 from picbench.run.result import arms_of, headline, print_all
 from picbench.run.schedule import Progress, minutes
@@ -48,9 +48,9 @@ _SEVERAL = ("algo", "arm")
 #: Settings that no workload depends on: of engines, of the order of requests, of what is written.
 UNREAD = frozenset(
     {
-        *("arm", "cache", "compile_order", "concurrency", "device", "dtype", "eager"),
+        *("cache", "compile_order", "concurrency", "device", "dtype", "eager"),
         *("keys_without_rope", "kv_blocks", "max_running", "on_pressure", "output", "repeats"),
-        *("same_engine", "self_check", "shared_decode", "slo", "tensor_parallel", "tiers"),
+        *("self_check", "shared_decode", "slo", "tensor_parallel", "tiers"),
     }
 )
 
@@ -267,7 +267,7 @@ def expand(path: Path, sweep: SweepFile, output: Path, *, offline: bool = False)
         found = Places(path, places)
         with found.named():
             config = parse_config({**values, "offline": offline})
-            parse_arms(config.algo, same_engine=config.same_engine)
+            all_arms(config)
             shown = {name: values[name] for name in own}
             for name, value in shown.items():
                 if name in _SEVERAL:
@@ -309,11 +309,11 @@ def tokens_of_arm(job: Job) -> tuple[int, int]:
 
 def pool_bytes(job: Job) -> int | None:
     """Bytes of the KV pools of all engines here; None if the model does not tell them."""
+    ours = [arm for arm in job.arms if arm.endpoint is None]
     try:
-        model = read_model_config(str(job.workload.model.path))
+        model = read_model_config(str(job.workload.model.path)) if ours else {}
     except ConfigError:
         return None
-    ours = [arm for arm in job.arms if arm.endpoint is None]
     footprints = [GpuFootprint.of(job.engine(arm), model) for arm in ours]
     known = [found.block for found in footprints if found is not None]
     ranks = job.config.tensor_parallel

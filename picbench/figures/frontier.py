@@ -77,10 +77,7 @@ _GOAL_NAME, _FRONTIER_NAME = "the goal", "frontier of all arms"
 
 
 def draw_frontier(
-    panels: Mapping[str, Sequence[FrontierPoint]],
-    goal: tuple[str, float],
-    caption: str,
-    base: Path,
+    panels: Mapping[str, Sequence[FrontierPoint]], goal: tuple[str, float], caption: str, base: Path
 ) -> None:
     """Write ``base.png``, ``base.pdf`` and ``base.svg``, as papers print them.
 

@@ -37,14 +37,9 @@ MEPIC = "mepic"
 #: picbench's own: chunks that know their documents, the prompt's first text, or the question. As
 #: all arms here they are canonical specs.
 OWN = (
-    "naive:context=document",
-    "naive:anchored=on",
-    "naive:anchored=on:context=document",
-    "epic:k=16:context=document",
-    "mepic:context=document",
-    "mepic:anchored=on",
-    "mepic:anchored=on:context=document",
-    "mepic:select=question",
+    *("naive:context=document", "naive:anchored=on", "naive:anchored=on:context=document"),
+    *("epic:k=16:context=document", "mepic:context=document", "mepic:anchored=on"),
+    *("mepic:anchored=on:context=document", "mepic:select=question"),
     "mepic:anchored=on:context=document:select=question",
 )
 

@@ -19,13 +19,7 @@ from picbench.papers import data, serve_arms
 from picbench.papers.arm_scores import ARMS_OF, Case
 from picbench.papers.data import START, Estimate, StoredPoint
 from picbench.papers.serve_arms import QUESTION, STOCK, serve_prompt
-from picbench.papers.settings import (
-    BASE,
-    TESTBED,
-    ReproduceConfig,
-    Settings,
-    read_published,
-)
+from picbench.papers.settings import BASE, TESTBED, ReproduceConfig, Settings, read_published
 from picbench.run import runner
 from picbench.run.arm import ArmServer, Fleet, SharedEngines, parse_arms, shareable
 from picbench.run.job import Job, can_resume, prepare

@@ -14,8 +14,9 @@ from picbench.engines.algorithms import Registry, Reuse, parse
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request
 from picbench.errors import ConfigError
-from picbench.run.remote import Endpoint, RemoteServer
+from picbench.run.remote import Endpoint, RemoteServer, parse_endpoints
 from picbench.run.server import Arrivals, Server
+from picbench.settings import RunConfig
 from picbench.store.provenance import cores
 from picbench.store.records import GroupResult
 
@@ -30,8 +31,8 @@ class Arm:
     the text of their documents, `reorders` whether prompts are sent with their chunks in another
     order, each once.
 
-    An arm with an `endpoint` is a remote server: its `algorithm` is where that is, and nothing is
-    known of what it reuses, so that nothing is asked of it.
+    An arm with an `endpoint` is a remote server: its `algorithm` is where that is, and what it has
+    in its cache is not known, so that no reuse is expected of it.
     """
 
     name: str
@@ -76,9 +77,18 @@ def parse_arms(specs: Iterable[str], *, same_engine: bool = False) -> tuple[Arm,
     return tuple(arms.values())
 
 
-def remote_arms(endpoints: Mapping[str, Endpoint]) -> tuple[Arm, ...]:
-    """The arms that are remote servers, by their names."""
-    return tuple(Arm(name, found.spec, endpoint=found) for name, found in endpoints.items())
+def all_arms(config: RunConfig) -> tuple[Arm, ...]:
+    """The arms of `algo`, and those of `arm`, remote servers, which may be all there are.
+
+    Raises ConfigError as `parse_arms` and `parse_endpoints` do.
+    """
+    alone = config.arm and not any(config.algo)
+    arms = [] if alone else [*parse_arms(config.algo, same_engine=config.same_engine)]
+    for name, found in parse_endpoints(config.arm, [arm.name for arm in arms]).items():
+        asked = parse(found.algo or "prefix")
+        arm = Arm(name, found.spec, documents=asked.documents, endpoint=found)
+        arms.append(replace(arm, reorders=asked.reorders))
+    return tuple(arms)
 
 
 def shareable(config: EngineConfig) -> EngineConfig:

@@ -1,13 +1,15 @@
 """How many tokens of a prompt have KV that other prompts left: what a run expects of its caches."""
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from picbench.engines.algorithms import Reuse
+from picbench.engines.algorithms import Reuse, parse
 from picbench.errors import ConfigError, InvalidRun
 from picbench.run.arm import Arm
-from picbench.store.records import ArmBatch, SampleRow, Tally
+from picbench.run.workload import Workload
+from picbench.store.records import ArmBatch, SampleRow, ServerCounts, Tally
 from picbench.store.summary import CacheSummary, DecayWindow, percentiles, ttft_ratio
 from picbench.workloads.sample import Sample
 
@@ -111,11 +113,50 @@ def _in_common(sequences: Iterable[_Tokens]) -> dict[_Tokens, int]:
     times = Counter(sequences)
     longest = {tokens: len(tokens) if count > 1 else 0 for tokens, count in times.items()}
     for pair in pairwise(sorted(times)):
-        differ = (place for place, (a, b) in enumerate(zip(*pair, strict=False)) if a != b)
-        common = next(differ, min(map(len, pair)))
         for tokens in pair:
-            longest[tokens] = max(longest[tokens], common)
+            longest[tokens] = max(longest[tokens], _lead(*pair))
     return longest
+
+
+def _lead(one: _Tokens, other: _Tokens) -> int:
+    """How many tokens two prompts have in common from their beginnings on."""
+    differ = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differ, min(len(one), len(other)))
+
+
+def found_no_chunk(
+    arm: Arm, workload: Workload, tally: Tally, counted: ServerCounts | None
+) -> bool:
+    """Whether a server that is to reuse chunks found no more of prompts than known beginnings.
+
+    False where no prompt has a chunk from elsewhere. Where no row says what was reused, what the
+    server `counted` by itself does.
+    """
+    if arm.endpoint is None or parse(arm.endpoint.algo or "full").reuse is not Reuse.CHUNKS:
+        return False
+    chunks, known = SeenKv(Reuse.CHUNKS, 1), sorted(sample.tokens for sample in workload.preload)
+    for sample in workload.preload:
+        chunks.add(sample)
+    samples = {sample.id: sample for sample in workload.samples}
+    missed = told = False
+    prompts = leads = 0
+    for row in tally.rows:
+        sample, reused = samples[row.sample], row.tokens.reused
+        at = bisect(known, sample.tokens)
+        # Of all before it, those next to it in sorted order have most in common with it.
+        near = known[max(0, at - 1) : at + 1]
+        lead = max((_lead(sample.tokens, other) for other in near), default=0)
+        if row.error is None:
+            if chunks.find(sample) > lead:
+                missed = True
+                if (reused or 0) > lead:
+                    return False
+            told |= reused is not None
+            prompts, leads = prompts + sample.prompt_tokens, leads + lead
+        chunks.add(sample)
+        known.insert(at, sample.tokens)
+    share = None if told or counted is None else counted.reused_share
+    return missed and (share or 0.0) * prompts <= leads
 
 
 def check_declared(

@@ -21,9 +21,8 @@ from picbench.engines.model_config import check_ranks, read_model_config
 from picbench.engines.planning.layout import measure
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.errors import ConfigError
-from picbench.run.arm import Arm, parse_arms, remote_arms, shareable
+from picbench.run.arm import Arm, all_arms, shareable
 from picbench.run.cache_state import check_declared
-from picbench.run.remote import parse_endpoints
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig
 from picbench.store import provenance
@@ -261,9 +260,9 @@ def prepare(
     `memory` gives the bytes of each of so many GPUs, None where engines use none (`gpu_memory`).
     With `shared` arms have their engines from SharedEngines.
     """
-    ours = parse_arms(config.algo, same_engine=config.same_engine)
-    endpoints = parse_endpoints(config.arm, [arm.name for arm in ours])
-    if endpoints and (config.repeats > 1 or config.cache in ("cold", "warm")):
+    arms = all_arms(config)
+    ours = [arm for arm in arms if arm.endpoint is None]
+    if len(ours) < len(arms) and (config.repeats > 1 or config.cache in ("cold", "warm")):
         what = "repeats" if config.repeats > 1 else f"cache={config.cache}"
         raise ConfigError(
             f"`{what}` and `arm`: the cache of a remote server can neither be dropped nor verified",
@@ -274,8 +273,9 @@ def prepare(
     if config.output and not (Path(config.output) / MANIFEST).is_file():
         check_free(Path(config.output))
     workload = load(config)
-    if config.tensor_parallel > 1:
-        check_ranks(read_model_config(str(workload.model.path)), config.tensor_parallel)
+    model = str(workload.model.path)
+    if config.tensor_parallel > 1 and ours:
+        check_ranks(read_model_config(model), config.tensor_parallel)
     samples = workload.samples
     check_declared(config.cache, samples, arrivals=workload.arrivals, preload=workload.preload)
     registry = Registry()
@@ -288,13 +288,13 @@ def prepare(
         pool=config.kv_blocks,
         positions=workload.model.context,
     )
-    arms, facts = (*ours, *remote_arms(endpoints)), summarise(samples)
+    facts = summarise(samples)
     job = Job(config, arms, workload, facts, sizes, objectives=objectives, shared=shared)
-    if config.device != "cpu" and (found := memory(config.tensor_parallel)):
+    if ours and config.device != "cpu" and (found := memory(config.tensor_parallel)):
         least = _even(max(_plan(sample, algorithms)[0] for sample in samples) + SPARE)
         job = _on_gpu(job, found, least)
-    elif config.device != "cuda" and Path(workload.model.path).is_dir():
-        check_pools([job.engine(arm) for arm in ours], read_model_config(str(workload.model.path)))
+    elif ours and config.device != "cuda" and Path(model).is_dir():
+        check_pools([job.engine(arm) for arm in ours], read_model_config(model))
     fingerprint = _fingerprint(job)
     return replace(job, fingerprint=fingerprint, output=_place(job, fingerprint))
 

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from picbench.engines import algorithms
 from picbench.engines.request import Request
+from picbench.engines.vllm.frontend.request_args import flat_args
 from picbench.errors import ConfigError, EngineError, first_refusal
 from picbench.run.server import Arrivals
 from picbench.store.records import Failure, GroupResult, ServedReply, ServerCounts
@@ -93,29 +94,25 @@ class ReplyError(Exception):
         self.status = status
 
 
-class _Choice(pydantic.BaseModel):
-    """A frame's part of a reply, or the delta of a server that streams completions as chats."""
+def _first(*names: str) -> pydantic.AliasChoices:
+    """Any of these fields, of a part or of the delta of a server that streams chats."""
+    return pydantic.AliasChoices(*names, *(pydantic.AliasPath("delta", name) for name in names))
 
-    text: str | None = None
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+
+class _Choice(pydantic.BaseModel):
+    text: str | None = pydantic.Field(None, validation_alias=_first("text", "content"))
+    reasoning: str | None = pydantic.Field(
+        None, validation_alias=_first("reasoning", "reasoning_content")
+    )
     token_ids: list[int] | None = None
     logprobs: dict[str, Any] | None = None
-    delta: "_Choice | None" = None
     finish_reason: str | None = None
-
-    @property
-    def said(self) -> str:
-        """The text that is part of the answer."""
-        return self.text or self.content or (self.delta.said if self.delta else "")
 
     @property
     def has_token(self) -> bool:
         """Whether a token came with the frame, be it white space or reasoning."""
-        text = self.said or self.reasoning or self.reasoning_content
-        listed = self.token_ids or any(map((self.logprobs or {}).get, ("tokens", "content")))
-        return bool(text or listed) or (self.delta is not None and self.delta.has_token)
+        listed = map((self.logprobs or {}).get, ("tokens", "content"))
+        return any((self.text, self.reasoning, self.token_ids, *listed))
 
 
 class _Usage(pydantic.BaseModel):
@@ -169,7 +166,7 @@ async def stream_completion(
     if usage.prompt_tokens != prompt_tokens:
         counted = f"the server counted {usage.prompt_tokens} prompt tokens"
         raise ReplyError(f"{counted} where {prompt_tokens} were sent: it is not the same prompt")
-    text = "".join(choice.said for _, choice in frames)
+    text = "".join(choice.text or "" for _, choice in frames)
     if text and not usage.completion_tokens:
         raise ReplyError("the server counted no token in a reply that has text")
     first, last, tpot = _time(frames, usage.completion_tokens)
@@ -220,7 +217,8 @@ class Endpoint:
     """An OpenAI-compatible server: `url` has no credentials and ends before ``/completions``.
 
     `model` is its name of the model, None for the only one that it serves; `timeout` is in seconds.
-    A `simulated` server computes nothing: its times are those of a model of an engine.
+    With `algo`, requests name their chunks and this algorithm, as picbench's server takes them;
+    without, they are plain. A `simulated` server computes nothing: its times are a model's.
     """
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(extra="forbid")
@@ -229,11 +227,14 @@ class Endpoint:
     model: Annotated[str, pydantic.Field(min_length=1)] | None = None
     timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = 600.0
     simulated: Annotated[bool, pydantic.BeforeValidator({"yes": True, "no": False}.get)] = False
+    algo: (
+        Annotated[str, pydantic.AfterValidator(lambda spec: algorithms.parse(spec).spec)] | None
+    ) = None
 
     @property
     def spec(self) -> str:
         """What tells this endpoint from others, on one line."""
-        parts = (self.url, self.model or "", "simulated" if self.simulated else "")
+        parts = (self.url, self.model, self.algo, "simulated" if self.simulated else None)
         return " ".join(filter(None, parts))
 
 
@@ -243,7 +244,7 @@ def parse_endpoints(values: Iterable[str], taken: Collection[str]) -> dict[str, 
     Names that are `taken`, or are those of algorithms, would be mistaken for engines of picbench.
     Raises ConfigError for what is no ``NAME=URL``.
     """
-    form = "write NAME=http://host:port/v1[,model=ID][,timeout=SECONDS][,simulated=yes]"
+    form = "write NAME=http://host:port/v1[,model=ID][,algo=SPEC][,timeout=SECONDS][,simulated=yes]"
     found: dict[str, Endpoint] = {}
     for value in values:
         name, _, rest = value.partition("=")
@@ -262,6 +263,8 @@ def parse_endpoints(values: Iterable[str], taken: Collection[str]) -> dict[str, 
             found[name] = pydantic.TypeAdapter(Endpoint).validate_python(parts)
         except pydantic.ValidationError as error:
             raise ConfigError(f"`arm` {name}: {first_refusal(error)}", hint=form) from error
+        except ConfigError as error:  # Of an algorithm.
+            raise ConfigError(f"`arm` {name}: {error.message}", hint=error.hint) from error
     return found
 
 
@@ -288,6 +291,7 @@ class RemoteServer:
         self._name, self._endpoint, self._model = name, endpoint, endpoint.model
         self._tokenizer = cache(load)
         self._takes_ids = self._has_metrics = True
+        self._algorithm = algorithms.parse(endpoint.algo).served if endpoint.algo else None
         key = os.environ.get(KEY)
         self._runner = asyncio.Runner()
         self._client = httpx.AsyncClient(
@@ -425,6 +429,8 @@ class RemoteServer:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self._algorithm is not None:
+            body["vllm_xargs"] = flat_args(request, self._algorithm)
         refused = "as before"
         if self._takes_ids:
             try:

@@ -40,10 +40,7 @@ def print_all(stream: TextIO, *parts: RenderableType) -> None:
 
 
 def print_result(
-    job: Job,
-    arms: Mapping[str, ArmSummary],
-    stream: TextIO,
-    worded: Callable[[str], str] = str,
+    job: Job, arms: Mapping[str, ArmSummary], stream: TextIO, worded: Callable[[str], str] = str
 ) -> None:
     """A line for each arm, what reuse gains and loses, and what the numbers mean.
 

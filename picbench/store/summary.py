@@ -12,13 +12,7 @@ import numpy as np
 from picbench.engines import ledger
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.request import Hits, TokenCounts
-from picbench.store.records import (
-    Outcome,
-    SampleRow,
-    ServerCounts,
-    Tally,
-    sum_fields,
-)
+from picbench.store.records import Outcome, SampleRow, ServerCounts, Tally, sum_fields
 
 #: The arm that ratios are taken to.
 BASELINE = "full"
@@ -143,7 +137,8 @@ class ArmSummary:
     tiers. `compiled` says how often each kernel was compiled while requests were measured. `cache`
     is None if no state of it was declared, `memory` in runs from before it was measured, `stalls`
     if there are too few steps to tell. `counted` is what a remote server counted by itself, None of
-    other arms. Numbers whose `provenance` is "simulated" say so wherever they are shown.
+    other arms; it served `without_reuse` if it was to reuse chunks and found none. Numbers whose
+    `provenance` is "simulated", and those without reuse, say so wherever they are shown.
     """
 
     requests: int
@@ -174,6 +169,7 @@ class ArmSummary:
     stalls: Stalls | None = None
     counted: ServerCounts | None = None
     provenance: Literal["measured", "simulated"] = "measured"
+    without_reuse: bool = False
 
     @property
     def reused_share(self) -> float | None:
@@ -250,8 +246,12 @@ def summarise(
 
 def labels_of(arms: Mapping[str, ArmSummary]) -> dict[str, str]:
     """The names of arms as tables and figures show them."""
-    simulated = {name for name, arm in arms.items() if arm.provenance == "simulated"}
-    return {name: f"{name} (simulated)" if name in simulated else name for name in arms}
+    labels = {}
+    for name, arm in arms.items():
+        marks = ["simulated"] * (arm.provenance == "simulated")
+        marks += ["served without reuse"] * arm.without_reuse
+        labels[name] = f"{name} ({', '.join(marks)})" if marks else name
+    return labels
 
 
 def summarise_memory(

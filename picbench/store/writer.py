@@ -483,6 +483,10 @@ def is_held(folder: Path) -> bool:
         return True
 
 
+#: Fields that were added to the schema.
+_ADDED = ("without_reuse",)
+
+
 def json_schemas() -> dict[str, dict[str, Any]]:
     """The JSON Schemas by file of the run directory; of a .jsonl file the schema of its lines."""
     kinds: dict[str, Any] = {
@@ -499,8 +503,8 @@ def json_schemas() -> dict[str, dict[str, Any]]:
         for part in (schema, *schema.get("$defs", {}).values()):
             if "properties" in part:
                 part["additionalProperties"] = False
-                if name != WORKLOAD:  # Only there fields may be left out.
-                    part["required"] = list(part["properties"])
+                if name != WORKLOAD:  # Only there other fields may be left out.
+                    part["required"] = [p for p in part["properties"] if p not in _ADDED]
         head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
         found[name] = head | schema | {"title": f"{name} of a picbench run, schema {SCHEMA}"}
     return found

@@ -132,6 +132,8 @@ def warnings_of(runs: Sequence[Run]) -> list[str]:
     notes = [f"{failed} requests failed."] if failed else []
     if any(arm.provenance == "simulated" for arm in arms):
         notes.append("Simulated arms: no engine computed anything; their numbers are a model's.")
+    if any(arm.without_reuse for arm in arms):
+        notes.append("Arms served without reuse: the server ignored the chunks of its requests.")
     if not all(arm.score.meaningful for arm in arms):
         notes.append("Random or dummy weights: accuracy is not meaningful.")
     return [*notes, *(f"{line}." for run in runs for line in stalled(run.summary))]

@@ -65,11 +65,11 @@ def describe() -> dict[str, str]:
     return testbed | _VARIANTS | shaped
 
 
-def resolve(spec: str) -> ModelSpec:
+def resolve(spec: str, *, weights: bool = True) -> ModelSpec:
     """Find a model by its name; a shape is written to the cache if it is not there.
 
-    Raises ConfigError when there is no such shape or folder. An id on the hub is only checked
-    when its files are loaded.
+    Without `weights` a folder need not have them. Raises ConfigError when there is no such shape or
+    folder. An id on the hub is only checked when its files are loaded.
     """
     if spec.startswith(_PREFIX):
         return _shape(spec)
@@ -77,7 +77,7 @@ def resolve(spec: str) -> ModelSpec:
         return _testbed(spec)
     folder = Path(spec).expanduser()
     if folder.is_dir():
-        return _local(spec, folder)
+        return _local(spec, folder, served=weights)
     if _is_hub_id(spec):
         return ModelSpec(spec, spec)
     raise ConfigError(
@@ -156,13 +156,13 @@ def _testbed(spec: str) -> ModelSpec:
     return replace(_local(spec, folder), restates=True)
 
 
-def _local(spec: str, folder: Path) -> ModelSpec:
-    config = _config(spec, folder / "config.json")
+def _local(spec: str, folder: Path, *, served: bool = True) -> ModelSpec:
+    file = folder / "config.json"
+    config = _config(spec, file) if served or file.exists() else {}
     # Folders that picbench built record that their weights are not trained.
     weights = config.get("picbench_weights", "real")
-    if weights == "real" and not any(
-        next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin", "*.pt")
-    ):
+    patterns = ("*.safetensors", "*.bin", "*.pt")
+    if served and weights == "real" and not any(next(folder.glob(p), None) for p in patterns):
         raise ConfigError(
             f"`model` {spec}: no weights in that folder",
             hint="expected *.safetensors; shape:NAME runs without weights",

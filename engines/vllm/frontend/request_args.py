@@ -32,6 +32,7 @@ from typing import Any
 from picbench.engines.algorithms import Algorithm, Registry
 from picbench.engines.planning.documents import ChunkContexts, Context
 from picbench.engines.planning.policy import Segment, Slot
+from picbench.engines.request import Chunk, Request
 from picbench.engines.vllm.frontend.placements import (
     Position,
     SlotSpan,
@@ -171,6 +172,20 @@ def read_args(
         read_documents(given.get("documents"), spans, prompt),
         read_dependent(given.get("dependent", ()), spans, len(prompt)),
     )
+
+
+def flat_args(request: Request, algorithm: str) -> dict[str, str | list[int]]:
+    """The flat arguments of a request whose segments are token ids, with their documents."""
+    spans: list[int] = []
+    documents: list[int] = []
+    end = 0
+    for segment in request.segments:
+        start, end = end, end + len(segment.tokens or ())
+        if isinstance(segment, Chunk) and start < end:
+            spans += [start, end]
+            documents += [len(segment.document or ()), *map(int, segment.document or ())]
+    found: dict[str, str | list[int]] = {"pic_algorithm": algorithm, "pic_spans": spans}
+    return found | ({"pic_documents": documents} if any(documents) else {})
 
 
 def describes_chunks(extra_args: Mapping[str, Any] | None) -> bool:

@@ -258,3 +258,72 @@ def test_the_name_and_the_timeout_of_a_server_are_part_of_what_a_run_is_known_by
     assert one == fingerprint("a=http://h:1/v1,timeout=600")
     others = "b=http://h:1/v1", "a=http://h:1/v1,timeout=1", "a=http://h:2/v1"
     assert len({one, *map(fingerprint, others)}) == 4
+
+
+#: What each prompt of the harness has: its chunks, as its requests name them.
+SPANS = [2, 18, 18, 34]
+
+
+def alone(server: CompletionServer, harness: Harness, output: Path, **options: str) -> Result:
+    """A run of the arm `theirs` and no other."""
+    extra = "".join(f",{name}={value}" for name, value in options.items())
+    with serving(server):
+        given = ("run", "--dataset", "fake", "--concurrency", "1", "--output", str(output))
+        services = replace(harness.services(), files=write_run_files)
+        arm = f"theirs={server.url}{extra}"
+        return CliRunner().invoke(main, [*given, "--arm", arm], obj=services)
+
+
+def test_servers_alone_start_no_engine_and_are_sent_the_chunks(
+    harness: Harness, tmp_path: Path
+) -> None:
+    server, output = CompletionServer(cached=9), tmp_path / "run"
+    result = alone(server, harness, output, algo="epic:k=4")
+    assert result.exit_code == 0, result.output
+    assert harness.servers == {} and "starting" not in result.stderr
+    sent = {json.dumps(body["vllm_xargs"]) for body in server.bodies}
+    assert sent == {json.dumps({"pic_algorithm": "epic:k=4", "pic_spans": SPANS})}
+    arm = read_run(output).summary["theirs"]
+    assert (arm.tokens.reused, arm.without_reuse) == (54, False)
+    assert read(output / "manifest.json")["arms"]["theirs"]["settings"]["algo"] == "epic:k=4"
+    assert "without reuse" not in result.output
+    again = alone(server, harness, output, algo="epic:k=4")
+    assert again.exit_code == 2  # It is at another port.
+
+
+@pytest.mark.parametrize("cached", [None, 0, 2])
+def test_a_server_that_ignores_chunks_is_said_to(
+    harness: Harness, tmp_path: Path, cached: int | None
+) -> None:
+    """All prompts begin with the same two tokens, and have a chunk in common after their own."""
+    output = tmp_path / "run"
+    result = alone(CompletionServer(cached=cached), harness, output, algo="mepic")
+    assert result.exit_code == 3, result.output
+    assert "│ theirs (served without reuse) " in result.stdout
+    assert "--arm theirs: served without reuse" in result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["exit_code"] == 3
+    assert read(output / "summary.json")["arms"]["theirs"]["without_reuse"] is True
+    table = (output / "table.md").read_text()
+    assert "| theirs (served without reuse) |" in table and "ignored the chunks" in table
+
+
+@pytest.mark.parametrize(("reused", "code"), [(9, 0), (1, 3)])
+def test_a_server_whose_replies_do_not_say_is_judged_by_its_counters(
+    harness: Harness, tmp_path: Path, reused: int, code: int
+) -> None:
+    def metrics(server: CompletionServer) -> str:
+        tokens = sum(len(body["prompt"]) for body in server.bodies)
+        found = reused * len(server.bodies)
+        return f"vllm:prompt_tokens_total {tokens}\nvllm:prompt_tokens_cached_total {found}\n"
+
+    server = CompletionServer(metrics=metrics)
+    assert alone(server, harness, tmp_path / "run", algo="mepic").exit_code == code
+
+
+def test_a_server_is_sent_prompts_in_another_order_and_no_chunks_where_it_is_to_reorder(
+    harness: Harness, tmp_path: Path
+) -> None:
+    server = CompletionServer()
+    assert alone(server, harness, tmp_path / "run", algo="reorder").exit_code == 0
+    assert {tuple(body["prompt"][2:18]) for body in server.bodies[1:]} == {(7,) * 16}
+    assert {body["vllm_xargs"]["pic_algorithm"] for body in server.bodies} == {"prefix"}
