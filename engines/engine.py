@@ -26,6 +26,7 @@ from picbench.engines.self_check import (
     checked_prompts,
     compare_answers,
 )
+from picbench.engines.vllm.device import cpu_shares
 from picbench.engines.vllm.launch import Launched, launch
 from picbench.engines.vllm.worker.probes import compiled_kernels, measure_memory, watch_compilations
 from picbench.errors import ConfigError, EngineError, check_counts
@@ -331,6 +332,7 @@ class Engine(AbstractContextManager["Engine"]):
         config = running.engine.vllm_config
         return {
             **_versions(),
+            **cpu_shares(config),
             "device": self._device,
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "attention": "stock" if self.config.stock else "picbench",

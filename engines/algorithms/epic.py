@@ -32,10 +32,7 @@ class Epic(CopyingAlgorithm):
     summary: ClassVar[str] = "EPIC LegoLink-k: recompute the first k tokens of chunks 2, 3, ..."
 
     k: int = option(
-        16,
-        "tokens recomputed at the start of a chunk; 0: BOS anchors",
-        NumberRange(0),
-        named=True,
+        16, "tokens recomputed at the start of a chunk; 0: BOS anchors", NumberRange(0), named=True
     )
 
     bos: str = option(

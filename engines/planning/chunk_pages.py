@@ -38,13 +38,7 @@ class ChunkPages:
     _views: dict[tuple[Numbers, bool], NamedView] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        segment: Segment,
-        root: Key,
-        first: int,
-        layout: LayoutConfig,
-    ) -> "ChunkPages":
+    def of(cls, segment: Segment, root: Key, first: int, layout: LayoutConfig) -> "ChunkPages":
         """The pages of a chunk that is compiled from position `first` on.
 
         `root` is the key of all that it is compiled after, and of a position that it is fixed at.
@@ -91,13 +85,7 @@ class PageCache:
         """Tokens of the chunks in the cache."""
         return sum(chunk.tokens for chunk in self._chunks.values())
 
-    def find(
-        self,
-        segment: Segment,
-        root: Key,
-        first: int,
-        layout: LayoutConfig,
-    ) -> ChunkPages:
+    def find(self, segment: Segment, root: Key, first: int, layout: LayoutConfig) -> ChunkPages:
         """The pages that `ChunkPages.of` makes of the same arguments."""
         added = None if segment.plain else (segment.lead, segment.trail, segment.placeholders)
         name = (self._name(segment.tokens), added, root, layout.block_size)

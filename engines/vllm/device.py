@@ -68,6 +68,25 @@ def environment(device: Device, workers: int) -> Mapping[str, str]:
 _CORES = "VLLM_CPU_OMP_THREADS_BIND"
 
 
+def cpu_shares(config: Any) -> dict[str, int | None]:
+    """Threads of a worker, and cores left to others, by a `VllmConfig`; None on a GPU, or unknown.
+
+    Workers in processes of their own get what vLLM's manager of threads gives them.
+    """
+    threads = reserved = None
+    if config.device_config.device_type == "cpu":
+        from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+        if config.parallel_config.distributed_executor_backend == "uni":
+            import torch
+
+            threads = torch.get_num_threads()
+            reserved = max(0, len(os.sched_getaffinity(0)) - threads)
+        elif lists := (found := OMPProcessManager(config)).cpu_lists:
+            threads, reserved = min(map(len, lists)), len(found.reserved_cpu_list)
+    return {"threads": threads, "reserved_cores": reserved}
+
+
 def slow_short_types() -> str | None:
     """Why 16-bit types are slow on this CPU; None where they are not, or where that is unknown.
 

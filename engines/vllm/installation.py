@@ -22,12 +22,7 @@ from picbench.errors import ConfigError
 from picbench.plugins import installed
 
 #: Instructions that decide which CPU kernels run, by the names that torch gives them.
-_FEATURES = {
-    "avx2": "AVX2",
-    "avx512_f": "AVX512",
-    "avx512_bf16": "AVX512_BF16",
-    "amx_bf16": "AMX",
-}
+_FEATURES = {"avx2": "AVX2", "avx512_f": "AVX512", "avx512_bf16": "AVX512_BF16", "amx_bf16": "AMX"}
 
 
 @dataclass(frozen=True, slots=True)

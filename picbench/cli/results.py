@@ -105,9 +105,7 @@ def baseline() -> None:
 @_RUNS
 @click.argument("name", metavar="NAME|FILE")
 @click.option(
-    "--keep-thresholds",
-    is_flag=True,
-    help="Keep the thresholds of the file that is replaced.",
+    "--keep-thresholds", is_flag=True, help="Keep the thresholds of the file that is replaced."
 )
 def save(*, runs: tuple[str, ...], name: str, keep_thresholds: bool) -> int:
     """Save runs of one workload as a baseline, with what pairing needs of every sample.

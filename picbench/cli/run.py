@@ -61,8 +61,7 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
 
     if flags["offline"]:
         os.environ["HF_HUB_OFFLINE"] = "1"  # For the libraries here and in the arms' processes.
-    if not flags["algo"] and not flags["arm"]:
-        flags["algo"] = ("full", "prefix", "mepic")
+    flags["algo"] = flags["algo"] or (() if flags["arm"] else ("full", "prefix", "mepic"))
     services = services or Services()
     job = prepare(parse_config(flags), services.load, services.memory)
     if dry_run:
@@ -79,10 +78,8 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
             click.echo(line, err=True)
         if ignored := [name for name, arm in arms.items() if arm.without_reuse]:
             raise InvalidRun(
-                f"`arm` {', '.join(ignored)}: served without reuse: no chunk of another prompt was "
-                "found",
-                hint="serve with picbench and `--enable-prompt-tokens-details`, or leave `algo` "
-                "out of its options",
+                f"`arm` {', '.join(ignored)}: served without reuse: chunks were ignored",
+                hint="serve with picbench and `--enable-prompt-tokens-details`, or without `algo=`",
             )
         if failed := sum(arm.failed for arm in arms.values()):
             raise EngineError(

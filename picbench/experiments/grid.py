@@ -273,11 +273,7 @@ def make_requests(arm: str, batches: Sequence[SampleBatch], *, stock: bool) -> I
 
 
 def serve_cells(
-    batches: Sequence[MadeBatch],
-    running: int,
-    filling: int,
-    shortest: float | None,
-    engine: Engine,
+    batches: Sequence[MadeBatch], running: int, filling: int, shortest: float | None, engine: Engine
 ) -> tuple[list[ArmCell], float | None]:
     """Serve all batches from an empty cache, in the engine's process: a cell for each measured one.
 

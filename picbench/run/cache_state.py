@@ -9,7 +9,7 @@ from picbench.engines.algorithms import Reuse, parse
 from picbench.errors import ConfigError, InvalidRun
 from picbench.run.arm import Arm
 from picbench.run.workload import Workload
-from picbench.store.records import ArmBatch, SampleRow, ServerCounts, Tally
+from picbench.store.records import ArmBatch, SampleRow, Tally
 from picbench.store.summary import CacheSummary, DecayWindow, percentiles, ttft_ratio
 from picbench.workloads.sample import Sample
 
@@ -124,39 +124,34 @@ def _lead(one: _Tokens, other: _Tokens) -> int:
     return next(differ, min(len(one), len(other)))
 
 
-def found_no_chunk(
-    arm: Arm, workload: Workload, tally: Tally, counted: ServerCounts | None
-) -> bool:
+def found_no_chunk(arm: Arm, workload: Workload, tally: Tally, share: float | None) -> bool:
     """Whether a server that is to reuse chunks found no more of prompts than known beginnings.
 
-    False where no prompt has a chunk from elsewhere. Where no row says what was reused, what the
-    server `counted` by itself does.
+    False where no prompt has a chunk from elsewhere. Where no row says what was reused, it is the
+    `share` of prompts that the server counts by itself, None if it does not.
     """
     if arm.endpoint is None or parse(arm.endpoint.algo or "full").reuse is not Reuse.CHUNKS:
         return False
-    chunks, known = SeenKv(Reuse.CHUNKS, 1), sorted(sample.tokens for sample in workload.preload)
-    for sample in workload.preload:
-        chunks.add(sample)
     samples = {sample.id: sample for sample in workload.samples}
-    missed = told = False
-    prompts = leads = 0
-    for row in tally.rows:
-        sample, reused = samples[row.sample], row.tokens.reused
+    sent: list[tuple[Sample, SampleRow | None]] = [(sample, None) for sample in workload.preload]
+    sent += [(samples[row.sample], row) for row in tally.rows]
+    chunks, known = SeenKv(Reuse.CHUNKS, 1), list[_Tokens]()
+    missed, told, prompts, leads = False, False, 0, 0
+    for sample, row in sent:
         at = bisect(known, sample.tokens)
         # Of all before it, those next to it in sorted order have most in common with it.
         near = known[max(0, at - 1) : at + 1]
         lead = max((_lead(sample.tokens, other) for other in near), default=0)
-        if row.error is None:
+        if row is not None and row.error is None:
             if chunks.find(sample) > lead:
                 missed = True
-                if (reused or 0) > lead:
+                if (row.tokens.reused or 0) > lead:
                     return False
-            told |= reused is not None
+            told |= row.tokens.reused is not None
             prompts, leads = prompts + sample.prompt_tokens, leads + lead
         chunks.add(sample)
         known.insert(at, sample.tokens)
-    share = None if told or counted is None else counted.reused_share
-    return missed and (share or 0.0) * prompts <= leads
+    return missed and (told or (share or 0.0) * prompts <= leads)
 
 
 def check_declared(

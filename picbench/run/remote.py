@@ -134,9 +134,8 @@ async def stream_completion(
 ) -> ServedReply:
     """Send a completion that `arrived` at that time of `time.perf_counter`; read its whole reply.
 
-    Its times are those of frames with a token (see `_time`), whatever else is streamed. Raises
-    ReplyError for what is no reply to `prompt_tokens` tokens, httpx.HTTPError if the
-    connection fails.
+    Its times are those of frames with a token. Raises ReplyError for what is no reply to
+    `prompt_tokens` tokens, httpx.HTTPError if the connection fails.
     """
     sent = time.perf_counter()
     frames: list[tuple[float, _Choice]] = []
@@ -191,13 +190,12 @@ def _time(
     there is a token more than frames with one, the last frame is not waited for. A reply that is
     nothing but such a token came with its last frame.
     """
-    times = [at for at, choice in frames if choice.has_token]
-    if not times:
-        return frames[-1][0], frames[-1][0], None
-    ended = frames[-1][1].finish_reason == "stop" and not frames[-1][1].has_token
-    gaps = tokens - (2 if ended and len(times) == tokens - 1 else 1)
-    one_frame = len(times) < 2 or gaps < 1
-    return times[0], times[-1], None if one_frame else (times[-1] - times[0]) / gaps
+    (end, last), times = frames[-1], [at for at, choice in frames if choice.has_token]
+    silent = last.finish_reason == "stop" and not last.has_token and len(times) == tokens - 1
+    gaps = tokens - silent - 1
+    if len(times) < 2 or gaps < 1:
+        return (times or [end])[0], (times or [end])[-1], None
+    return times[0], times[-1], (times[-1] - times[0]) / gaps
 
 
 def _check_address(url: str) -> str:
@@ -340,15 +338,13 @@ class RemoteServer:
             hint = "start it, or correct the address"
             raise ConfigError(f"{where} cannot be reached: {said}", hint=hint) from error
         if response.status_code in (401, 403):
-            raise ConfigError(
-                f"{where} refuses access: HTTP {response.status_code}",
-                hint=f"put its key into the environment, as {KEY}",
-            )
-        served: list[str] = []
-        with suppress(ValueError, KeyError, TypeError):
-            served = [str(model["id"]) for model in response.json()["data"]]
+            hint = f"put its key into the environment, as {KEY}"
+            raise ConfigError(f"{where} refuses access: HTTP {response.status_code}", hint=hint)
+        served: dict[str, str | None] = {}  # And who made the server, as vLLM and SGLang say.
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            served = {str(one["id"]): one.get("owned_by") for one in response.json()["data"]}
         if self._model is None and len(served) == 1:
-            self._model = served[0]
+            [self._model] = served
         if self._model is None or (served and self._model not in served):
             lacks = f"serves no model {self._model}"
             raise ConfigError(
@@ -356,14 +352,21 @@ class RemoteServer:
                 hint=f"add model=ID; it lists {', '.join(served) or 'none'}",
             )
         version = None
+        shares: dict[str, int | None] = {"threads": None, "reserved_cores": None}
         with suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
             version = str((await self._beside("version")).json()["version"])
+        with suppress(httpx.HTTPError):  # Of picbench's plug-in; others do not tell.
+            page = (await self._beside("metrics")).text
+            found = re.findall(r"^picbench:(threads|reserved_cores)(?:{.*})? (\d+)", page, re.M)
+            shares |= {name: int(share) for name, share in found}
         self._has_metrics = await self._scrape() is not None
         return {
             "url": self._endpoint.url,
             "model": self._model,
             "server": response.headers.get("server"),
             "version": version,
+            "vllm": version if served.get(self._model, "vllm") in (None, "vllm") else None,
+            **shares,
             "metrics": self._has_metrics,
             "provenance": "simulated" if self._endpoint.simulated else "measured",
         }

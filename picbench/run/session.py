@@ -29,6 +29,7 @@ from picbench.store.reader import read_run
 from picbench.store.records import ArmBatch, Failure, ServedReply, Tally
 from picbench.store.summary import BASELINE, ArmSummary, summarise, summarise_memory
 from picbench.store.writer import Attempt, RunDirectory, Status, StoredBatch
+from picbench.tables.run import unlike_lines
 from picbench.workloads.models import load_tokenizer
 
 #: Starts the engine of an arm: its name, its settings, the file for its output.
@@ -128,7 +129,8 @@ def start_engines(job: Job, launch: Launch, progress: Progress, logs: Path) -> I
         progress.say(f"starting {len(ours)} {what}: {', '.join(ours)}")
     with open_fleet(starts, lambda name: progress.say(f"{name} is up")) as fleet:
         noted = [engine.get("notes") for engine in fleet.engines.values()]
-        for note in dict.fromkeys(chain.from_iterable(n for n in noted if isinstance(n, list))):
+        notes = dict.fromkeys(chain.from_iterable(n for n in noted if isinstance(n, list)))
+        for note in (*notes, *unlike_lines(fleet.engines)):
             progress.say(note)
         yield fleet
 
@@ -236,15 +238,15 @@ class _Session:
         )
         full = tallies[BASELINE].rows if BASELINE in tallies else []
         for arm in job.arms:
-            own = found[arm.name]
+            own, tally = found[arm.name], tallies[arm.name]
             block = self._fleet.engines[arm.name].get("block_bytes")
             size = block if isinstance(block, int) else None
             held = self._memory.get(arm.name, ())
             found[arm.name] = replace(
                 own,
-                cache=summarise_cache(job.config.cache, arm.reuse, tallies[arm.name], full),
+                cache=summarise_cache(job.config.cache, arm.reuse, tally, full),
                 memory=summarise_memory(own.blocks, size, held),
-                without_reuse=found_no_chunk(arm, job.workload, tallies[arm.name], own.counted),
+                without_reuse=found_no_chunk(arm, job.workload, tally, own.reused_share),
             )
         return found
 

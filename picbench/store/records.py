@@ -250,8 +250,7 @@ def failure_of(reply: Result | ServedReply | Failure) -> str | None:
     if reply.finish_reason == REJECTED:
         return "rejected: short of KV blocks"
     if reply.finish_reason in (FAILED, ABORTED):
-        said = reply.error if isinstance(reply, Result) else None
-        return said or f"the reply ended with {reply.finish_reason}"
+        return getattr(reply, "error", None) or f"the reply ended with {reply.finish_reason}"
     tokens = reply.output_tokens if isinstance(reply, ServedReply) else len(reply.tokens)
     return None if tokens else "the reply has no token"
 

@@ -132,11 +132,24 @@ def warnings_of(runs: Sequence[Run]) -> list[str]:
     notes = [f"{failed} requests failed."] if failed else []
     if any(arm.provenance == "simulated" for arm in arms):
         notes.append("Simulated arms: no engine computed anything; their numbers are a model's.")
-    if any(arm.without_reuse for arm in arms):
-        notes.append("Arms served without reuse: the server ignored the chunks of its requests.")
     if not all(arm.score.meaningful for arm in arms):
         notes.append("Random or dummy weights: accuracy is not meaningful.")
-    return [*notes, *(f"{line}." for run in runs for line in stalled(run.summary))]
+    for run in runs:
+        engines = {name: arm["engine"] for name, arm in run.manifest["arms"].items()}
+        notes += (f"{line}." for line in (*unlike_lines(engines), *stalled(run.summary)))
+    return notes
+
+
+def unlike_lines(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A line if engines, by arm, are known to have other vLLMs, threads, or cores to spare."""
+    unlike = []
+    for field in ("vllm", "threads", "reserved_cores"):
+        found = {name: engine.get(field) for name, engine in engines.items()}
+        told = [f"{name} {value}" for name, value in found.items() if value is not None]
+        if len({*found.values()} - {None}) > 1:
+            unlike.append(f"{field.replace('_', ' ')}: {', '.join(told)}")
+    if unlike:
+        yield f"arms do not run alike, and times tell of that, too ({'; '.join(unlike)})"
 
 
 def figure_labels(arms: Mapping[str, ArmSummary]) -> dict[str, str]:

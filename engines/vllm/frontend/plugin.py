@@ -6,11 +6,13 @@ before they are sent to the engine core. In engine cores prompts with chunks are
 requests are received, and hashed by the scheduler; servers tell their clients why a request failed.
 """
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
+from prometheus_client import Gauge
 from vllm.exceptions import GenerationError, RetryableRequestError, VLLMValidationError
 
 from picbench.engines.vllm.compat import (
@@ -19,8 +21,9 @@ from picbench.engines.vllm.compat import (
     check_signature,
     check_version,
 )
+from picbench.engines.vllm.device import cpu_shares
 from picbench.engines.vllm.frontend.engine_core import defer_hashing, plan_on_receipt
-from picbench.engines.vllm.settings import REJECTED
+from picbench.engines.vllm.settings import CPU_WORKER, REJECTED
 from picbench.errors import ConfigError, PicBenchError
 from picbench.kernels.first_calls import settle_first_calls
 
@@ -74,9 +77,30 @@ def _checked(upstream: Callable[..., None]) -> Callable[..., None]:
     @wraps(upstream)
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         check_frontend(vllm_config)
+        _share_cpu(vllm_config)
         upstream(self, vllm_config, *args, **kwargs)
 
     return init
+
+
+def _share_cpu(config: Any) -> None:
+    """Leave as many cores to others as stock vLLM does, and show the shares among the metrics.
+
+    With a KV connector vLLM reserves a second core for each worker, and none at all if there are
+    not more (vllm/utils/ompmultiprocessing.py): on two cores a worker's threads take both, and the
+    server's own processes wait for them. A value that the user has set stays.
+    """
+    if config.parallel_config.worker_cls == CPU_WORKER:
+        workers = str(config.parallel_config.local_world_size)
+        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", workers)
+    for name, share in cpu_shares(config).items():
+        if share is not None:
+            _gauge(f"picbench:{name}").set(share)
+
+
+@cache
+def _gauge(name: str) -> Gauge:
+    return Gauge(name, "See cpu_shares in picbench.engines.vllm.device.", multiprocess_mode="max")
 
 
 def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:

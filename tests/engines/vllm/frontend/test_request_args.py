@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from picbench.engines.algorithms import Registry
 from picbench.engines.planning.documents import ChunkContexts, Context
 from picbench.engines.planning.policy import Segment, Slot
+from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm.frontend import request_args
 from picbench.engines.vllm.frontend.placements import overlapping
 from picbench.engines.vllm.frontend.request_args import RequestArgs, cut
@@ -160,6 +161,15 @@ def test_documents_in_both_forms():
     args = read_args({"pic": nested}, 10)
     assert [tuple(context) for context in args.documents.contexts()] == [(), (3, 4), ()]
     assert read_args(flat, 10) == args
+
+
+def test_the_flat_form_of_a_request_is_what_is_read_of_it():
+    chunks = [Chunk(tokens=(1, 2)), Chunk(tokens=(3, 4), document=(9, 3, 4)), Chunk(tokens=())]
+    request = Request([Text(tokens=(0,)), *chunks, Text(tokens=(5, 6)), Chunk(tokens=(7,))])
+    args = read_args(request_args.flat_args(request, "epic:k=4"), 10)
+    assert (args.spans, args.algorithm) == (((1, 3), (3, 5), (7, 8)), "epic:k=4")
+    assert [tuple(context) for context in args.documents.contexts()] == [(), (9,), ()]
+    assert "pic_documents" not in request_args.flat_args(Request(chunks[:1]), "mepic")
 
 
 @pytest.mark.parametrize(
