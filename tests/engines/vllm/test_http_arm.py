@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
 def test_an_arm_over_http_gives_the_replies_and_the_reuse_of_the_arm_in_process(
     server: HttpServer, tmp_path: Path
 ) -> None:
-    """Times are not judged here: see docs/results/http.md."""
+    """Times are not judged here: see results/cpu/http-arm.md."""
     output, url = tmp_path / "run", f"{str(server.client.base_url).rstrip('/')}/v1"
     given = ("--dataset", "musique", "--limit", "6", "--concurrency", "1", "--dtype", "float32")
     arms = ("--algo", "mepic", "--arm", f"http={url},algo=mepic", "--output", str(output))
