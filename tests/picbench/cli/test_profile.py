@@ -271,8 +271,11 @@ def test_a_calibration_changes_times_and_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--grid", "none", "--calibration", "x.json"), "there is no grid to calibrate"),
-        (("--calibration", "nowhere.json"), "nowhere.json: No such file or directory"),
+        (
+            ("--grid", "none", "--calibration", str(PACKAGED["cpu-testbed"])),
+            "there is no grid to calibrate",
+        ),
+        (("--calibration", "nowhere.json"), "File 'nowhere.json' does not exist"),
         (
             ("--calibration", str(PACKAGED["cpu-testbed"])),
             "--calibration: its model is testbed model, the grid's is shape:llama-3.1-8b",

@@ -96,7 +96,7 @@ def test_what_is_no_run_is_one_line_rescore(tmp_path: Path) -> None:
 def test_the_metrics_are_those_that_there_are() -> None:
     (option,) = (p for p in rescore.params if p.name == "metric")
     assert isinstance(option.type, click.Choice)
-    assert tuple(option.type.choices) == METRICS
+    assert tuple(option.type.choices) == tuple(METRICS)
 
 
 def report(*arguments: str) -> Result:
