@@ -28,7 +28,7 @@ class KVLink(ChunkAlgorithm):
     name: ClassVar[str] = "kvlink"
     summary: ClassVar[str] = "KVLink-n: n link tokens after each chunk see all before them"
 
-    n: int = option(5, "link tokens after every chunk", NumberRange(0), named=True)
+    n: int = option(5, "link tokens after every chunk", NumberRange(0, 2**31 - 1), named=True)
     first: int = option(-1, "id of the first link token; -1: the model's own", NumberRange(-1))
 
     def arrange(self, segments: Sequence[Segment], layout: LayoutConfig) -> Sequence[Segment]:

@@ -168,7 +168,7 @@ def test_pad_option():
         ("epic:k=1.5", "use a whole number"),
         ("epic:k=many", "use a whole number"),
         ("epic:bos=two", "use prompt, chunk"),
-        ("kvlink:n=-1", "use a whole number of at least 0"),
+        ("kvlink:n=-1", "use a whole number from 0 to 2147483647"),
         ("block-attention:k=1", "block-attention takes no options"),
         ("mepic:blocks=0", "use a whole number of at least 1"),
         ("epic:k=0:sinks=4097", "use a whole number from 1 to 4096"),
