@@ -174,6 +174,7 @@ def test_rows_of_a_copy_that_was_given_up_are_reused_in_order() -> None:
     given_up = arena.reserve(b"a", 4)
     assert given_up is not None
     arena.release(given_up)
+    assert not arena.is_filling(b"a")
     assert stored(arena, b"b", 4).rows == given_up.rows
 
 

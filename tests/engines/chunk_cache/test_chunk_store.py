@@ -260,11 +260,13 @@ def test_blocks_are_those_of_whole_chunks() -> None:
     queue.hold(pages[1])
     evict(queue, store, pages[0])
     assert store.blocks_of(chunk.key) == ()
+    assert not store.pin(chunk.key)
 
 
 def test_pages_that_left_the_pool_unnoticed_are_forgotten() -> None:
     queue, store, _ = filled(4, 3)
     del queue.pages[canonical(4).pages[1].name]
+    assert store.blocks_of(canonical(4).key) == ()
     store.reconcile([canonical(4), canonical(3)])
     assert [record.key for record in store] == [canonical(3).key]
 
@@ -292,6 +294,14 @@ def test_a_chunk_that_is_compiled_is_not_looked_up() -> None:
     store = ChunkStore(Queue(), tiers=True, shared_tiers=True)
     store.prepare_compile(canonical(0), "owner")
     store.lookup([canonical(0), canonical(2)])
+    assert store.commands.lookups == [C]
+
+
+def test_a_chunk_that_is_in_the_pool_is_not_looked_up() -> None:
+    queue = Queue()
+    store = ChunkStore(queue, tiers=True, shared_tiers=True)
+    compile_chunk(queue, store, 4)
+    store.lookup([canonical(4), canonical(2)])
     assert store.commands.lookups == [C]
 
 

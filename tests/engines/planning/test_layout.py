@@ -221,12 +221,17 @@ def test_equal_keys_mean_equal_content(given_segments, policy, pad):
             assert is_canonical(page.key) == page.canonical
 
 
-@given(st.lists(st.builds(Segment, tokens=tokens, chunk=st.booleans()), max_size=4), tokens, tokens)
-def test_generated_tokens_continue_the_chain(head, question, answer):
+@given(
+    st.lists(st.builds(Segment, tokens=tokens, chunk=st.booleans()), max_size=4),
+    tokens,
+    st.lists(token, min_size=1, max_size=12).map(lambda some: tuple(some) * 5),
+    st.sampled_from([none, first(2), first(16)]),
+)
+def test_generated_tokens_continue_the_chain(head, question, answer, policy):
     """A follow-up prompt that contains the answer finds the answer's blocks."""
     head = [*head, Segment(question)]
-    plan = lay_out(head, first(16), layout())
-    longer = lay_out([*head, Segment(answer)], first(16), layout())
+    plan = lay_out(head, policy, layout())
+    longer = lay_out([*head, Segment(answer)], policy, layout())
     known = [page.key for page in plan.pages if len(page.tokens) == SIZE]
     fresh = plan.generated_keys([*plan.tokens, *answer], known)
     assert [*known, *fresh] == [p.key for p in longer.pages if len(p.tokens) == SIZE]

@@ -161,6 +161,13 @@ def test_a_lone_padding_query_is_finite(use_vllm: bool) -> None:
     assert bool(_attend_from(case, [GAP], use_vllm).isfinite().all())
 
 
+@BACKENDS
+def test_padding_queries_that_come_before_all_tokens_are_finite(use_vllm: bool) -> None:
+    """All slots are padding as well, and nobody has written to them."""
+    found = make_case([Layout([GAP] * 20, 3, [1, 0])], SMALL).run(use_vllm)
+    assert bool(found.isfinite().all())
+
+
 def _attend_from(case: PagedCase, qpos: list[int], use_vllm: bool) -> Tensor:
     """Attention of the case's queries at other positions."""
     batch = AttentionBatch.build(

@@ -79,6 +79,15 @@ def test_unclustered_intervals_are_scipys(draw: Callable[..., Times]) -> None:
     assert high == pytest.approx(reference.high, abs=0.03 * width)
 
 
+def test_a_cluster_counts_by_its_size_in_each_resample() -> None:
+    """Each tenth cluster has nine values of about 1, the others one of about 0."""
+    large = np.arange(200) % 10 == 0
+    sizes = np.where(large, 9.0, 1.0)
+    noise = np.random.default_rng(3).normal(scale=0.01, size=200)
+    low, high = interval(ClusterSums((large + noise) * sizes, sizes))
+    assert low < 0.5 < high
+
+
 @pytest.mark.parametrize("groups", [12, 40])
 def test_clustered_intervals_cover_the_truth(groups: int) -> None:
     """95 % of 400 intervals, give or take three standard errors, for samples that are not alone."""

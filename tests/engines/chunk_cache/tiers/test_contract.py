@@ -132,6 +132,23 @@ def test_redis(redis_process: RedisProcess) -> None:
     client.close()
 
 
+def test_the_value_that_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
+    """It is used when it is read or put again, not when it is asked for."""
+    wanted = first, second, third, fourth = [bytes([number]) * 33 for number in range(4)]
+    value = b"v" * (CAPACITY // 3)
+    for tier in (Host(CAPACITY), Disk(tmp_path, CAPACITY)):
+        tier.put([(key, value) for key in (first, second, third)])
+        tier.get([first])
+        tier.exists([second])
+        tier.put([(fourth, value)])
+        assert tier.exists(wanted) == [True, False, True, True]
+        tier.put([(third, value)])
+        tier.put([(second, value)])
+        assert tier.exists(wanted) == [False, True, True, True]
+        tier.put([(first, value)])
+        assert tier.exists(wanted) == [True, True, True, False]
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_answers_have_the_length_of_the_question(count: int, tmp_path: Path) -> None:
     for tier in (Host(CAPACITY), Disk(tmp_path, CAPACITY)):

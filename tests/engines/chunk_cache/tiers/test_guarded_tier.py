@@ -21,6 +21,7 @@ from tier_faults import (
     Torn,
 )
 
+from picbench.engines.chunk_cache.tiers import guarded_tier
 from picbench.engines.chunk_cache.tiers.envelope import (
     HEADER_BYTES,
     enclose,
@@ -94,6 +95,17 @@ def test_a_tier_that_holds_nothing_of_what_it_says_is_a_miss() -> None:
     assert guarded.exists([A]) == [True]
     assert guarded.get([A]) == [None]
     assert guarded.counters().misses == 1
+
+
+def test_what_was_not_found_is_written_until_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as many keys as are remembered, those that were looked for last."""
+    monkeypatch.setattr(guarded_tier, "_REMEMBERED", 2)
+    guarded, keys = GuardedTier(Lying()), [A, B, b"c" * 32]
+    for asked in (keys[:2], keys[:1], keys[2:]):
+        guarded.get(asked)
+    assert guarded.needs(keys) == [True, False, True]
+    guarded.put(ITEMS)
+    assert guarded.needs(keys) == [False, False, True]
 
 
 def test_a_tier_that_forgets_an_answer_fails() -> None:

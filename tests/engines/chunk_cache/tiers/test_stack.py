@@ -306,4 +306,7 @@ def test_many_threads_get_what_they_stored() -> None:
 def test_groups_keep_order_and_limit(sizes: list[int], limit: int) -> None:
     groups = group_by_size(sizes, limit, range(len(sizes)))
     assert [entry for group in groups for entry in group] == list(range(len(sizes)))
-    assert all(len(g) == 1 or sum(sizes[i] for i in g) <= limit for g in groups)
+    filled = [sum(sizes[i] for i in group) for group in groups]
+    assert all(len(g) == 1 or size <= limit for g, size in zip(groups, filled, strict=True))
+    # What begins a group has no room in the one before.
+    assert all(size + sizes[g[0]] > limit for size, g in zip(filled, groups[1:], strict=False))
