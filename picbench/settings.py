@@ -309,7 +309,7 @@ class ComparisonSettings(SettingsModel):
         "The acceptable loss of score, from 0 to 1: say whether the loss is smaller, with 95 % "
         "confidence, and how many samples would decide it.",
         metavar="LOSS",
-        gt=0,
+        ge=1e-6,
         le=1,
     )
     allow_mismatch: bool = setting(

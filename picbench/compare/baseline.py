@@ -61,7 +61,7 @@ class _Model(BaseModel):
 class _Margin(TypedDict):
     """The loss of score, from 0 to 1, that is acceptable."""
 
-    margin: Annotated[float, Field(gt=0, le=1)]
+    margin: Annotated[float, Field(ge=1e-6, le=1)]
 
 
 class _Slowdown(TypedDict):

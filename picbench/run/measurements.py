@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge
 
 from picbench.engines.config import SharedDecode
-from picbench.settings import File, Folder, SettingsModel, Share, setting
+from picbench.settings import MOST_DRAWN, File, Folder, SettingsModel, Share, setting
 
 #: The model that is served on a GPU where none is named.
 LLAMA = "shape:llama-3.1-8b"
@@ -24,7 +24,7 @@ Dtype = Literal["float32", "bfloat16"]
 _COMMIT = setting(None, "Name of the measured code.", metavar="NAME", shown="this checkout's")
 _DEVICE = setting("cuda", "cuda or cpu.")
 _EAGER = setting(False, "Neither compile nor capture CUDA graphs.")
-_SEED = setting(0, "For inputs and order.")
+_SEED = setting(0, "For inputs and order.", ge=0)
 _SHARED_DECODE = setting("auto", "For mepic's engine, as for picbench run.")
 _SYNCHRONOUS = setting(False, "Schedule no step ahead.")
 _TIME = setting(
@@ -130,14 +130,14 @@ class ServeScores(ServeAll):
     rows: int = setting(200, "Rows of each data set.", ge=1)
     first: int = setting(0, "Skip this many rows.", ge=0)
     drop: bool = setting(False, "Leave out the passages before those that answer.")
-    seconds: float = setting(0.0, "Begin no rows after this time.", shown="no limit")
+    seconds: float = setting(0.0, "Begin no rows after this time.", shown="no limit", ge=0)
 
 
 class ServeAlone(ServeAll):
     """Compare a batch of all algorithms with each request alone; exit 3 if float32 differs."""
 
     dtype: Dtype = setting("float32", shown=False)
-    requests: int = setting(200, ge=1)
+    requests: int = setting(200, ge=1, le=MOST_DRAWN)
 
 
 class ScoredPage(SettingsModel):
@@ -229,8 +229,8 @@ class Storm(Measured):
     tensor_parallel: int = setting(1, "Workers.", shown=False, ge=1)
     pool: int = setting(5000, "Blocks.", ge=32)
     tiers: str = setting("", "As for picbench run.", shown="none")
-    requests: int = setting(1000, ge=1)
-    longest: int = setting(32_000, "Prompt tokens; shapes get as many positions.", ge=256)
+    requests: int = setting(1000, ge=1, le=100_000)
+    longest: int = setting(32_000, "Tokens; shapes get as many positions.", ge=256, le=MOST_DRAWN)
     preemptions: int = setting(0, "At least this many.")
     seed: int = _SEED
 
@@ -277,7 +277,7 @@ class Kernels(SettingsModel):
         Path("runs/kernels"), "Tables; on a GPU, cases that these have of the same commit are kept."
     )
     rounds: int = setting(21, "Of a case.", ge=5)
-    seconds: float = setting(20.0, "Of a case on a CPU.")
+    seconds: float = setting(20.0, "Of a case on a CPU.", ge=0)
     threads: int | None = setting(None, "Of a CPU.", shown="all cores", ge=1)
     work: tuple[Literal["decode", "link", "prefill", "chunked"], ...] = setting(
         (), "Only cases of these kinds; a GPU has decode and link, a CPU all but link."
@@ -308,7 +308,7 @@ class ProfileCheck(OfGrid):
     grid: str = setting(..., "See picbench profile.", metavar="NAME|FILE")
     calibration: str | None = setting(None, "See picbench profile.", metavar="FILE")
     seed: int | None = setting(None, "What the traces are drawn with.", shown="that of the results")
-    repeats: int = setting(3, ge=1)
+    repeats: int = setting(3, ge=1, le=MOST_DRAWN)
     seconds: float = _TIME
 
 

@@ -69,6 +69,12 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
         *((f"traffic --output o --pool {n}", "--pool") for n in (HUGE, 2 * 10**9)),
         ("traffic --output o --dataset synthetic --chunk-tokens 2000000000", "--chunk-tokens"),
         ("traffic --output o --dataset synthetic --zipf nan", "--zipf"),
+        *((f"{name} folder --margin 1e-320", "--margin") for name in ("compare", "report")),
+        ("measure tiers --tiers host:1MiB --seed -1", "--seed"),
+        *((f"measure storm --{name} 2147483647", name) for name in ("requests", "longest")),
+        ("measure algorithms alone --requests 2147483647", "--requests"),
+        ("measure profile --grid none --repeats 2147483647", "--repeats"),
+        *((f"measure {name} --seconds -1", "--seconds") for name in ("kernels", "algorithms serve")),
     ],
 )
 def test_what_cannot_be_is_said_before_an_engine_starts(
