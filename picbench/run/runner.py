@@ -265,6 +265,7 @@ class RoundsRecord:
         """Write the file, and what is made of it."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            provenance.write_code(self.path.parent, self.facts)
             kept = {name: getattr(self, name) for name in _KEPT}
             write_json(self.path, {"schema": 1, "provenance": self.facts, **kept})
         self.keep(self)

@@ -1,15 +1,21 @@
 """Where numbers come from: environment, machine, versions and code; and what GitHub is told."""
 
+import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from importlib import metadata
+import tokenize
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from importlib import metadata, resources
+from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO
 
-from picbench.files import naming
+from picbench.files import naming, write_json
 
 
 def cores() -> int:
@@ -69,10 +75,22 @@ ENGINE = ("gpu", "driver", "torch", "vllm", "commit")
 #: Facts of measurements that need a GPU.
 GPU = ("gpu", "driver", "cuda", "python", "torch", "triton", "vllm", "commit")
 
+#: What figures of a GPU are about: the plan of a prompt, what the worker does between a scheduled
+#: step and its logits, and kernels. Apart are the scheduler and what is before it, which say when a
+#: step comes rather than what it takes, and all that a CPU alone runs.
+GPU_PATH = (
+    *("engines/algorithms/base.py", "engines/algorithms/mepic.py", "engines/planning/*.py"),
+    *("engines/vllm/transfer/*.py", "engines/vllm/worker/*.py", "engines/vllm/worker/cuda/*.py"),
+    *("kernels/*.py", "kernels/cuda/**/*.py"),
+)
+
+#: Tokens that a statement may follow.
+_BEGINS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+
 
 def collect() -> dict[str, object]:
     """Everything about this process and machine that a reader of results may want, as JSON."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory, cuda = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), gpus()
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -83,8 +101,9 @@ def collect() -> dict[str, object]:
             "memory_bytes": memory,
             "instructions": instructions(),
         },
-        "gpus": gpus(),
+        "gpus": cuda,
         "git": git_state(Path(__file__).parent),
+        **({"code": gpu_code()} if cuda else {}),
         "environment": _variables(),
         "command": sys.argv,
     }
@@ -94,10 +113,69 @@ def facts(*names: str, device: str = "cpu", commit: str | None = None) -> dict[s
     """The named facts about a measurement on `device`, for its page and its file.
 
     A name is one of `_FACTS`, or a package, whose version is given. `commit` says what to call the
-    code, by default what this checkout is.
+    code, by default what this checkout is; of the code of a GPU `write_code` can say more.
     """
     found = {n: _FACTS[n](device) if n in _FACTS else metadata.version(n) for n in names}
+    if "commit" in names and device == "cuda":
+        found["code"] = gpu_code()
     return found | {"commit": commit} if commit and "commit" in names else found
+
+
+def gpu_code() -> str:
+    """The hash of all lines of the GPU path, which names their record."""
+    return blake2b(json.dumps(_gpu_lines()).encode(), digest_size=6).hexdigest()
+
+
+def write_code(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write the record of the lines that were measured, if `facts` are of a GPU.
+
+    It needs no history: a checkout may have none, and commits may not be in it later.
+    """
+    code = facts.get("code")
+    path = folder / f"code-{code}.json"
+    if code and not path.exists():
+        write_json(path, {"schema": 1, "files": _gpu_lines()})
+
+
+def changed_lines(folder: Path, facts: Mapping[str, Any]) -> int | None:
+    """How many lines were added to the GPU path or taken from it since `facts`; None if unknown.
+
+    That is where `folder` has no record of what was measured. Lines that moved are not counted.
+    """
+    path = folder / f"code-{facts.get('code')}.json"
+    if not path.exists():
+        return None
+    then, now = (
+        Counter(text[i : i + 4] for text in files.values() for i in range(0, len(text), 4))
+        for files in (json.loads(path.read_bytes())["files"], _gpu_lines())
+    )
+    return ((then - now) + (now - then)).total()
+
+
+def _gpu_lines() -> dict[str, str]:
+    """A hash of each line of code of each file of the GPU path."""
+    found: dict[str, str] = {}
+    for package, _, pattern in (each.partition("/") for each in GPU_PATH):
+        top = Path(str(resources.files(f"picbench.{package}")))
+        for path in sorted(top.glob(pattern)):
+            lines = code_lines(path.read_text(encoding="utf-8"))
+            hashes = (b64encode(blake2b(each.encode(), digest_size=3).digest()) for each in lines)
+            found[f"{package}/{path.relative_to(top).as_posix()}"] = b"".join(hashes).decode()
+    return found
+
+
+def code_lines(source: str) -> list[str]:
+    """The lines of a program but for their indents, comments and docstrings, and empty ones."""
+    lines, before = source.splitlines(), tokenize.NEWLINE
+    for kind, _, (row, column), (end, _), _ in tokenize.generate_tokens(StringIO(source).readline):
+        if kind == tokenize.COMMENT:
+            lines[row - 1] = lines[row - 1][:column]
+        elif kind != tokenize.NL:
+            # A string where a statement begins.
+            if kind == tokenize.STRING and before in _BEGINS:
+                lines[row - 1 : end] = [""] * (end + 1 - row)
+            before = kind
+    return [text for line in lines if (text := line.strip())]
 
 
 def checkout() -> str:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from picbench.files import locked, write_json, write_whole
 from picbench.statistics.significance import paired_ratio
+from picbench.store.provenance import write_code
 from picbench.tables.table import NOTHING, table
 
 #: Figures by arm and name, a value a round.
@@ -167,8 +168,9 @@ def page(title: str, *texts: str) -> str:
 
 
 def save(base: Path, document: Mapping[str, Any], page: str) -> None:
-    """Write ``base.json`` and ``base.md``."""
+    """Write ``base.json`` and ``base.md``, and beside them which code they are about."""
     base.parent.mkdir(parents=True, exist_ok=True)
+    write_code(base.parent, document.get("provenance", {}))
     write_json(base.with_name(f"{base.name}.json"), document)
     write_page(base, page)
 

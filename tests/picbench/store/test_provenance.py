@@ -3,12 +3,22 @@
 import io
 import json
 import subprocess
+from importlib import resources
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from picbench.store import provenance
-from picbench.store.provenance import annotation, write_step_summary
+from picbench.store.provenance import (
+    annotation,
+    changed_lines,
+    code_lines,
+    gpu_code,
+    write_code,
+    write_step_summary,
+)
 
 
 def test_everything_is_json_and_no_secret_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +83,7 @@ def test_facts_are_given_by_name_in_order(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "B", "driver": "1"}] * 2)
     names = ("gpu", "driver", "click", "commit")
     found = provenance.facts(*names, device="cuda", commit="abc")
-    assert list(found) == list(names)
+    assert list(found) == [*names, "code"]
     assert (found["gpu"], found["driver"], found["commit"]) == ("B", "1", "abc")
     here = provenance.facts(*names)
     assert (here["gpu"], here["driver"]) == (provenance.cpu_model(), "none")
@@ -101,3 +111,102 @@ def test_a_summary_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPat
     with pytest.raises(OSError, match="No space") as caught:
         write_step_summary("a\n", io.StringIO())
     assert caught.value.filename == "/dev/full"
+
+
+SOURCE = '''"""What it is about.
+
+In two paragraphs.
+"""
+
+# A comment.
+def add(one: int, other: int) -> int:  # Another.
+    """Their sum."""
+    text = "# none"
+    return (
+        one
+        + other  # The sum.
+    )
+
+
+class Sum:
+    """One."""
+
+    value = 1
+    """A docstring of a field."""
+'''
+
+
+def test_lines_of_code_are_those_that_do_something() -> None:
+    head = "def add(one: int, other: int) -> int:"
+    found = code_lines(SOURCE)
+    assert found == [
+        *(head, 'text = "# none"', "return (", "one", "+ other", ")", "class Sum:", "value = 1"),
+    ]
+    indented = "if True:\n" + "".join(f"    {line}\n" for line in SOURCE.splitlines()[6:])
+    assert code_lines(indented)[1:] == found
+    assert code_lines("") == code_lines('"""Only this."""') == []
+
+
+@given(st.lists(st.sampled_from(["a = 1", "b = 2", "", "# c", "if a: b"]), max_size=12))
+def test_comments_and_empty_lines_change_nothing(lines: list[str]) -> None:
+    code = [line for line in lines if line and not line.startswith("#")]
+    assert code_lines("\n".join(lines)) == code
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The GPU path's packages, with two files of it and two that are not of it."""
+    for name, source in {
+        "engines/planning/plan.py": SOURCE,
+        "kernels/cuda/decode/attention.py": "first = 1\nsecond = 2\n",
+        "kernels/cpu/attention.py": "cpu = 1\n",
+        "engines/vllm/scheduler/pool.py": "scheduled = 1\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+
+    def files(package: str) -> Path:
+        return tmp_path / package.removeprefix("picbench.")
+
+    monkeypatch.setattr(resources, "files", files)
+    return tmp_path
+
+
+def test_a_record_of_code_counts_the_lines_that_changed(packages: Path) -> None:
+    facts = provenance.facts("commit", device="cuda", commit="abc")
+    write_code(packages, facts)
+    record = packages / f"code-{facts['code']}.json"
+    files = json.loads(record.read_bytes())["files"]
+    assert {name: len(text) // 4 for name, text in files.items()} == {
+        "engines/planning/plan.py": 8,
+        "kernels/cuda/decode/attention.py": 2,
+    }
+    kernel, plan = packages / "kernels/cuda/decode/attention.py", "engines/planning/plan.py"
+    for changed, text in (
+        (0, "first = 1  # One.\n\nsecond = 2\n"),
+        (1, "first = 1\n"),
+        (2, "first = 1\nsecond = 3\n"),
+        (3, "first = 1\nsecond = 2\n" + "third = 3\n" * 3),
+    ):
+        kernel.write_text(text)
+        assert changed_lines(packages, facts) == changed
+    # What moves is not counted; what a CPU alone runs, and the scheduler, are not of the path.
+    kernel.rename(packages / "kernels/cuda/other.py")
+    (packages / "kernels/cpu/attention.py").write_text("cpu = 2\n")
+    (packages / "engines/vllm/scheduler/pool.py").write_text("scheduled = 2\n")
+    assert changed_lines(packages, facts) == 3
+    (packages / plan).unlink()
+    assert changed_lines(packages, facts) == 11
+    assert gpu_code() != facts["code"]
+
+
+def test_without_a_record_the_lines_that_changed_are_unknown(packages: Path) -> None:
+    assert changed_lines(packages, {}) is None
+    assert changed_lines(packages, {"code": "c0de"}) is None
+    write_code(packages, provenance.facts("commit", commit="abc"))  # Of a CPU.
+    assert list(packages.glob("*.json")) == []
+
+
+def test_the_gpu_path_has_files_of_every_pattern() -> None:
+    top = Path(provenance.__file__).parents[2]
+    assert [pattern for pattern in provenance.GPU_PATH if not list(top.glob(pattern))] == []
