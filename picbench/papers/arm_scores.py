@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from picbench.engines.algorithms import Algorithm, Registry
@@ -20,9 +21,10 @@ from picbench.errors import ConfigError, DataError, closest, first_refusal
 from picbench.figures.frontier import FrontierPoint, draw_frontier
 from picbench.files import write_json
 from picbench.papers.data import ends
-from picbench.papers.settings import BASE
+from picbench.papers.settings import BASE, FILES
 from picbench.run.measurements import Outcome, ScoredPage
 from picbench.statistics import intervals
+from picbench.statistics.intervals import Values
 from picbench.tables.page import page, save
 from picbench.tables.table import NOTHING, table
 from picbench.workloads.sample import Sample
@@ -34,47 +36,23 @@ FULL = "full"
 #: With one block a chunk: what an arm of ours may link at most to count as cheap.
 MEPIC = "mepic"
 
-#: picbench's own: chunks that know their documents, the prompt's first text, or the question. As
-#: all arms here they are canonical specs.
-OWN = (
-    *("naive:context=document", "naive:anchored=on", "naive:anchored=on:context=document"),
-    *("epic:k=16:context=document", "mepic:context=document", "mepic:anchored=on"),
-    *("mepic:anchored=on:context=document", "mepic:select=question"),
-    "mepic:anchored=on:context=document:select=question",
-)
+#: Which arms are served where, and orders of them; the file says more.
+_FOUND = yaml.safe_load((FILES / "arms.yaml").read_text(encoding="utf-8"))
 
-_WITH_TUNED = (FULL, "naive", MEPIC, "naive:context=document", "mepic:anchored=on:context=document")
+#: picbench's own arms; tuned models, and what each of them is tuned for.
+OWN, TUNED = tuple(_FOUND["own"]), dict[str, str](_FOUND["tuned"])
 
-#: Arms by model: on the testbed all published algorithms, options of theirs, and our own. The tuned
-#: models serve what they were tuned for, and a few arms beside it.
+#: Arms by model.
 ARMS_OF: Mapping[str, tuple[str, ...]] = {
-    BASE: (
-        FULL,
-        "prefix",
-        "naive",
-        *(f"epic:k={k}" for k in (0, 1, 2, 4, 8, 16, 32, 64)),
-        "epic:k=16:bos=chunk",
-        *(f"cacheblend:r={r}" for r in (0.05, 0.15, 0.3, 0.5)),
-        "cacheblend:r=0.15:select=first",
-        MEPIC,
-        "mepic:blocks=2",
-        "mepic:pad=paper",
-        "minipic",
-        "block-attention",
-        "prompt-cache",
-        "kvlink:n=5",
-        *OWN,
-    ),
-    f"{BASE}:block": (*_WITH_TUNED, "block-attention"),
-    f"{BASE}:link": (*_WITH_TUNED, "kvlink:n=5"),
+    BASE: (*_FOUND["published"], *OWN),
+    **{model: (*_FOUND["beside_tuned"], arm) for model, arm in TUNED.items()},
 }
 
-#: Arms where the retriever left the lead passage out, on the testbed model.
-_WITH_DOCUMENTS = ("naive", "mepic", "naive:anchored=on", "mepic:anchored=on")
-DROP_ARMS = (FULL, "naive", MEPIC, *(f"{arm}:context=document" for arm in _WITH_DOCUMENTS))
+#: Arms where the retriever left the lead passage out, and the data sets that have one.
+DROP_ARMS, DROP_DATASETS = tuple(_FOUND["without_lead"]), tuple(_FOUND["with_leads"])
 
-#: The data sets that have such passages.
-DROP_DATASETS = ("musique", "2wikimqa", "hotpotqa")
+#: Orders that papers claim, each with its source; arms are named as for `model_and_arm`.
+ORDERS: Sequence[tuple[str, Sequence[str]]] = _FOUND["orders"]
 
 
 def arms_of(model: str, *, drop: bool = False, only: Sequence[str] = ()) -> tuple[str, ...]:
@@ -231,7 +209,7 @@ def paired(parts: Parts, names: Sequence[str], dataset: str) -> list[Sequence[fl
 
 
 class RowInterval(NamedTuple):
-    """An estimate and its interval of 95 %."""
+    """An estimate and its interval, of 95 % if nothing else is said."""
 
     value: float
     low: float
@@ -242,25 +220,19 @@ class RowInterval(NamedTuple):
         return f"{value} [{low}, {high}]"
 
 
-def difference_of(first: Sequence[float], second: Sequence[float]) -> RowInterval:
-    """Mean of `first` less that of `second`, with its BCa interval. Needs two rows."""
-    found = _row_interval(intervals.sum_clusters(np.subtract(first, second)))
+def difference_of(first: Values, second: Values, level: float = 0.95) -> RowInterval:
+    """Mean of `first` less that of `second`, with its interval. Needs two rows."""
+    rows = intervals.sum_clusters(np.subtract(first, second))
+    found = intervals.BoundedMean(rows, -1.0, 1.0).interval(level)
     if found is None:
         raise ValueError("one row has no interval")
-    return found
+    return RowInterval(rows.mean, found.low, found.high)
 
 
-def ratio_of(first: Sequence[float], second: Sequence[float]) -> RowInterval | None:
-    """Mean of `first` over that of `second`, with its BCa interval. Needs two rows.
-
-    None where `second`, or a resample of it, has nothing to divide by.
-    """
-    return _row_interval(intervals.ratio_of_sums(first, second)) if any(second) else None
-
-
-def _row_interval(rows: intervals.ClusterSums) -> RowInterval | None:
-    found = intervals.MeanBootstrap(rows).interval()
-    return RowInterval(rows.mean, found.low, found.high) if found else None
+def ratio_of(first: Values, second: Values, level: float = 0.95) -> RowInterval | None:
+    """Mean of `first` over that of `second`, with its interval; None where it has none."""
+    found = intervals.score_ratio(first, second, level)
+    return RowInterval(fmean(first) / fmean(second), found.low, found.high) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +318,8 @@ _TERMS = (
     "Linked are the tokens that a request computes besides its text when all chunks, and no "
     "computed block, are in the cache: recomputed in chunks, or added to the prompt (link tokens, "
     "BOS, visible pads). Differences and ratios are to full recompute by the same model on the "
-    f"same rows, with 95 % bootstrap intervals over rows ({intervals.RESAMPLES:,} resamples, "
-    "paired). Where no row differs, up to 1.5 % of other rows may (three in 200)."
+    "same rows, paired, with 95 % intervals over rows that use the limits of scores: where no row "
+    "differs, some others may."
 )
 
 _ORDERS = (
@@ -360,30 +332,6 @@ _ORDERS = (
 
 #: Share of full recompute's score that an arm of the frontier keeps on every data set.
 KEPT = 0.97
-
-#: Models that are drawn beside the testbed, and what each of them is tuned for.
-TUNED = {f"{BASE}:block": "block-attention", f"{BASE}:link": "kvlink:n=5"}
-
-#: Orders that papers claim, about their models and data: each arm scores at least what the next one
-#: does. With the source; arms are named as for `model_and_arm`.
-ORDERS: Sequence[tuple[str, Sequence[str]]] = (
-    ("vLLM", ("full", "prefix", "full")),
-    ("2405.16444", ("full", "cacheblend:r=0.15", "naive")),
-    ("2405.16444", (*(f"cacheblend:r={r}" for r in (0.5, 0.3, 0.15, 0.05)), "naive")),
-    ("2405.16444", ("cacheblend:r=0.15", "cacheblend:r=0.15:select=first")),
-    ("2410.15332", ("full", *(f"epic:k={k}" for k in (64, 32, 16, 8, 4, 2, 1)), "naive")),
-    ("2410.15332", ("epic:k=0", "naive")),
-    ("2410.15332", ("epic:k=16", "cacheblend:r=0.15")),
-    ("2512.16822", ("mepic", "epic:k=16")),
-    ("2512.16822", ("mepic", "cacheblend:r=0.15")),
-    ("2602.02579", ("mepic:select=question", "mepic")),
-    ("2409.15355", ("testbed:block/block-attention", "block-attention")),
-    ("2409.15355", ("testbed:block/block-attention", "testbed:block/full")),
-    ("2502.16002", ("testbed:link/kvlink:n=5", "kvlink:n=5")),
-    ("2502.16002", ("testbed:link/kvlink:n=5", "testbed:link/naive")),
-    ("2606.13126", ("naive", "minipic", "naive")),
-    ("2311.04934", ("naive", "prompt-cache", "naive")),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,8 +362,7 @@ def judge_order(arms: Sequence[str], parts: Parts) -> list[OrderStep]:
 def scored_page(settings: ScoredPage) -> Outcome:
     """Write ``algorithms.md``, ``.json`` and the figure from the parts in a folder.
 
-    Raises DataError for a single row, and where full recompute scores nothing, or might have in
-    other rows.
+    Raises DataError for a single row, and where full recompute scores nothing.
     """
 
     def place(case: Case) -> tuple[int, bool, str, int]:
@@ -434,7 +381,7 @@ def scored_page(settings: ScoredPage) -> Outcome:
         arms = score_arms(part) if part.rows > 1 else {}
         if not arms or not arms[FULL].kept:
             raise DataError(
-                f"{case.name}: full recompute answers none or few of {part.rows} rows, so that "
+                f"{case.name}: full recompute answers none of {part.rows} rows, so that "
                 "there is nothing to compare with",
                 hint="measure more `rows`",
             )
@@ -456,8 +403,8 @@ def scored_page(settings: ScoredPage) -> Outcome:
         texts.append(_frontier_table(workloads[BASE]))
     columns: Mapping[str, Callable[[str, ArmScore], str]] = {
         "Mean score, and linked tokens a request:": lambda _, s: f"{s.score:.3f} ({s.linked:,.0f})",
-        "Difference to full recompute:": lambda _, s: f"{s.difference:+.3f}",
-        "Share of full recompute's score that is kept:": lambda _, s: f"{s.kept:.3f}",
+        "Difference to full recompute:": lambda a, s: _beside(a, f"{s.difference:+.3f}"),
+        "Share of full recompute's score that is kept:": lambda a, s: _beside(a, f"{s.kept:.3f}"),
     }
     for name, scores in workloads.items():
         texts += [f"## {name}", *score_section(measured[name], scores, columns)]
@@ -470,6 +417,10 @@ def scored_page(settings: ScoredPage) -> Outcome:
     shown = page("Every algorithm: accuracy against linked tokens", *texts)
     save(settings.output / "algorithms", document, shown)
     return Outcome(shown)
+
+
+def _beside(arm: str, text: str) -> str:
+    return NOTHING if arm == FULL else text
 
 
 def _order_document(source: str, arms: Sequence[str], steps: Sequence[OrderStep]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from math import exp, log
 from pathlib import Path
-from statistics import fmean
 from typing import Self
 
 import numpy as np
@@ -15,19 +14,15 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from picbench.errors import ConfigError, DataError
 from picbench.files import write_json, write_whole
-from picbench.papers import settings
+from picbench.papers import arm_scores, settings
 from picbench.papers.arm_scores import Case, Parts, model_and_arm, paired, read_parts, rows_of
 from picbench.papers.data import ExperimentData, ends, report_table
 from picbench.papers.settings import BASE, Claim, Verdict
 from picbench.statistics import intervals
 from picbench.tables.table import Value
 
-#: With what probability all intervals of a claim cover the truth, and from how many resamples: far
-#: ends are needed where a claim has many places.
-CONFIDENCE, RESAMPLES = 0.95, 10_000
-
-#: With fewer rows resampling makes intervals too narrow to decide anything.
-FEWEST_ROWS = 20
+#: With what probability all intervals of a claim cover the truth.
+CONFIDENCE = 0.95
 
 #: A pool is full when so much of it is held, in percent: one more request takes a few.
 FULL_POOL = 95.0
@@ -154,27 +149,18 @@ def _judge_scores(claim: Claim, wanted: settings.ScoreQuantity, evidence: Eviden
         return _not_measured(claim, why)
     level, cells, places = level_of(len(pairs)), [], set()
     for (dataset, pair), (one, other) in pairs.items():
-        clusters = intervals.sum_clusters(np.subtract(one, other))
-        if wanted.ratio:
-            clusters = intervals.ratio_of_sums(one, other)
-        interval = intervals.MeanBootstrap(clusters, resamples=RESAMPLES).interval(level)
-        value = fmean(one) / fmean(other) if wanted.ratio else fmean(one) - fmean(other)
-        verdict, room = wanted.judge(interval), wanted.room(value)
-        # Where no row differs, so many of others still may: see `picbench.statistics.significance`.
-        unseen = 1 - (1 - level) ** (1 / len(one)) if one == other else 0.0
-        if len(one) < FEWEST_ROWS or (verdict == "holds" and 0 < room < unseen):
-            verdict = "undecided"
+        compare = arm_scores.ratio_of if wanted.ratio else arm_scores.difference_of
+        found = compare(one, other, level)
+        assert found is not None  # There are rows, and something to divide by.
+        value, interval = found.value, intervals.Interval(found.low, found.high, level)
         (model, first), (another, second) = map(model_and_arm, pair)
         names = (first, second) if model == another else pair
         what = f" {'over' if wanted.ratio else 'less'} ".join(names)
-        cells.append(JudgedCell(dataset, what, value, interval, verdict, len(one)))
-        about = evidence.parts[Case(model, dataset)].provenance
-        places.add("{gpu}, {dtype}, commit {commit:.7}".format_map(about))
+        cells.append(JudgedCell(dataset, what, value, interval, wanted.judge(interval), len(one)))
+        places.add("{gpu}, {dtype}".format_map(evidence.parts[Case(model, dataset)].provenance))
     weights = ", ".join(model for model in models if model != BASE) or settings.TESTBED
     rows = [cell.samples for cell in cells]
     run = f"{evidence.scores}: {' and '.join(sorted(places))}; {weights}, {ends(rows)} rows a set"
-    if min(rows) < FEWEST_ROWS:
-        run += f" (fewer than {FEWEST_ROWS} decide nothing)"
     return _verdict(claim, wanted, cells, run, claim.note)
 
 
@@ -268,9 +254,8 @@ def _verdict(
     """
 
     def least(cell: JudgedCell) -> tuple[bool, float]:
-        # Where no row differs there is nothing to see: any other place tells more.
-        same = cell.interval is not None and cell.interval.low == cell.interval.high
-        return same, bounds.room(cell.value)
+        # A difference of 0 or a ratio of 1 shows nothing: any other place tells more.
+        return cell.value in (0.0, 1.0), min(cell.value - bounds.least, bounds.most - cell.value)
 
     verdict = min((cell.verdict for cell in cells), key=_ORDER.index)
     shown = min((cell for cell in cells if cell.verdict == verdict), key=least)
@@ -279,9 +264,8 @@ def _verdict(
         worst[cell.on] = min(worst.get(cell.on, "holds"), cell.verdict, key=_ORDER.index)
     by_verdict = {v: [on for on, found in worst.items() if found == v] for v in reversed(_ORDER)}
     places = "; ".join(f"{v} at {', '.join(on)}" for v, on in by_verdict.items() if on)
-    if without := [cell for cell in cells if cell.interval is None]:
-        several = any(cell.samples > 1 for cell in without)
-        places += f" ({'too few rows score' if several else 'a single run has no interval'})"
+    if any(cell.interval is None for cell in cells):
+        places += " (a single run has no interval)"
     found = shown.interval
     return ClaimVerdict(
         **claim.model_dump(include={"claim", "source", "published"}),
@@ -330,7 +314,7 @@ def write_claims(document: Path, papers: Sequence[tuple[str, Path]]) -> None:
         shown = [(*_shown(title, one), one) for one in found]
         for whose, verdict, one in sorted(shown, key=lambda claim: order.index(claim[1])):
             counts.setdefault(whose, Counter())[verdict] += 1
-            where, _, weights = (one.run or "").partition(": ")[2].partition("; ")
+            where, _, weights = (one.run or "").partition("; ")
             ours = one.ours or "not measured"
             ours += " [{:g}, {:g}]".format(*one.interval) if one.interval else ""
             rows.append((whose, verdict, one.claim, one.published, ours, where, weights))

@@ -8,6 +8,7 @@ round share its queue. What varies independently is the cluster, so clusters are
 import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import ceil, copysign, exp, floor, hypot, log, sqrt
 
 import numpy as np
@@ -158,17 +159,17 @@ class MeanBootstrap:
     def interval(self, level: float = 0.95) -> Interval | None:
         """The BCa interval, wider for few clusters (Hesterberg 2015, "What teachers should know").
 
-        None for a single cluster, and where a resample has no mean as its counts add up to 0. A
-        one-sided bound of level p is the end of the interval of level 2p - 1.
+        None for a single cluster. A one-sided bound of level p is the end of the interval of level
+        2p - 1.
         """
         sums, counts, clusters = self.values.sums, self.values.counts, len(self.values.sums)
         spread, mean = np.ptp(sums - self.values.mean * counts), self.values.mean
         if clusters < 2:
             return None
-        if counts.all() and spread <= 1e-9 * np.abs(sums).max():
+        if spread <= 1e-9 * np.abs(sums).max():
             return Interval(mean, mean, level)
         reach = sqrt(clusters / (clusters - 1)) * stats.t.isf((1 - level) / 2, clusters - 1)
-        with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", stats.DegenerateDataWarning)
             low, high = stats.bootstrap(
                 (sums, counts),
@@ -180,16 +181,27 @@ class MeanBootstrap:
                 batch=max(1, _BATCH // clusters),
                 rng=np.random.default_rng(self.seed),
             ).confidence_interval
-        return Interval(float(low), float(high), level) if np.isfinite((low, high)).all() else None
+        return Interval(float(low), float(high), level)
 
 
-def ratio_of_sums(first: Values, second: Values) -> ClusterSums:
-    """Rows of which the mean is the sum of `first` [n] over that of `second` [n], at least 0.
+def score_ratio(first: Values, second: Values, level: float = 0.95) -> Interval | None:
+    """Of the mean of `first` [n] over that of `second` [n], scores from 0 to 1, row by row.
 
-    A ratio estimate is a mean of clusters: the row counts for as much as it adds to the divisor
-    (Cochran, "Sampling Techniques", chapter 6).
+    It ends where `first` less so many times `second` may just be 0 in the mean (Fieller 1954). None
+    for a single row, and where no score of `second` is above 0.
     """
-    return ClusterSums(np.asarray(first, np.float64), np.asarray(second, np.float64))
+    one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    if len(one) < 2 or not other.any():
+        return None
+
+    def ends(times: float) -> tuple[float, float]:
+        found = BoundedMean(sum_clusters(one - times * other), -times, 1.0).interval(level)
+        assert found is not None  # There are two rows.
+        return found.low, found.high
+
+    most = next(2.0**power for power in count(1) if ends(2.0**power)[1] < 0)
+    low = optimize.brentq(lambda times: ends(times)[0], 0.0, most)
+    return Interval(low, optimize.brentq(lambda times: ends(times)[1], 0.0, most), level)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,20 +164,21 @@ def put_scores(folder: Path, model: str, **arms: list[float]) -> None:
 
 
 def test_gaps_are_paired_by_row_and_stand_beside_published_ones(tmp_path: Path) -> None:
-    full = [1.0, 0.5] * 20
+    full = [1.0, 0.5] * 40
     put_scores(tmp_path / "scores", MODEL, full=full, naive=[score - 0.25 for score in full])
     verdicts = write_accuracy(read_accuracy(), tmp_path)
     page = (tmp_path / "README.md").read_text()
     assert f"Measured: {MODEL}." in page
-    assert "| `naive` | 0.500; -0.250 [-0.250, -0.250] |" in page
-    assert f"naive | -37.5 | {MODEL} | -25.0 | -25.0 to -25.0 |" in page
+    # No row differs from the others, and 2.5 % of such samples miss what one row in 22 has.
+    assert "| `naive` | 0.500; -0.250 [-0.284, -0.194] |" in page
+    assert f"naive | -37.5 | {MODEL} | -25.0 | -28.4 to -19.4 |" in page
     assert "| cacheblend:r=0.15 | -2.3 to +0.6 |" in page
     # Arms that others tuned a model for are not set beside ours.
     assert "block-attention | -10.7 | - | - | - |" in page
     assert (tmp_path / "kept-mistralai--Mistral-7B-Instruct-v0.2.png").exists()
     [naive] = [one for one in verdicts if "Naive reuse loses" in one.claim]
     assert (naive.verdict, naive.ours) == ("holds", "-0.25 (2wikimqa: naive less full)")
-    assert f"{MODEL}, 40 rows a set" in str(naive.run)
+    assert f"{MODEL}, 80 rows a set" in str(naive.run)
 
 
 def test_the_testbed_is_beside_other_models(tmp_path: Path) -> None:
@@ -191,13 +192,10 @@ def test_the_testbed_is_beside_other_models(tmp_path: Path) -> None:
     assert {one.verdict for one in alone} == {"undecided"}
 
 
-@pytest.mark.parametrize("full", [[0.0] * 8, [0.0] * 7 + [1.0]])
-def test_where_full_recompute_scores_nothing_no_ratio_is_taken(
-    tmp_path: Path, full: list[float]
-) -> None:
-    put_scores(tmp_path / "scores", MODEL, **{"full": full, "epic:k=2": [0.0] * 8})
+def test_where_full_recompute_scores_nothing_no_ratio_is_taken(tmp_path: Path) -> None:
+    put_scores(tmp_path / "scores", MODEL, **{"full": [0.0] * 8, "epic:k=2": [0.0] * 8})
     verdicts = write_accuracy(read_accuracy(), tmp_path)
     [lego] = [one for one in verdicts if "LegoLink-2" in one.claim]
     assert lego.verdict == "undecided"
-    assert "no score is above zero" in lego.why or "too few rows score" in lego.why
+    assert "no score is above zero" in lego.why
     assert not list(tmp_path.glob("kept-*"))

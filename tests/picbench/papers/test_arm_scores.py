@@ -20,7 +20,6 @@ from picbench.papers.arm_scores import (
     OWN,
     ArmRows,
     Case,
-    RowInterval,
     ScoredPart,
     arms_of,
     difference_of,
@@ -149,15 +148,13 @@ def test_a_short_chunk_is_linked_as_a_whole_and_documents_make_no_difference() -
 def test_rows_are_paired_and_ratios_need_something_to_divide_by() -> None:
     hard = np.linspace(0.0, 1.0, 200)
     found = difference_of(hard * 0.9 + 0.1, hard * 0.9)
-    assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.1))
+    # One more row may have lost or won a whole score.
+    assert found == pytest.approx((0.1, 0.08, 0.116), abs=0.002)
     with pytest.raises(ValueError, match="one row"):
         difference_of([1.0], [0.5])
     first = [0.5] * 100 + [1.0] * 100
-    same = difference_of(first, [0.0] * 200)
-    assert ratio_of(first, [1.0] * 200) == pytest.approx((0.75, same.low, same.high), abs=0.005)
-    assert ratio_of(first, first) == RowInterval(1.0, 1.0, 1.0)
-    # One of four rows has something to divide by: a resample may have none.
-    assert ratio_of([0.5] * 4, [1.0, 0.0, 0.0, 0.0]) is None
+    assert ratio_of(first, [1.0] * 200) == pytest.approx((0.75, 0.71, 0.785), abs=0.01)
+    assert ratio_of(first, first) == pytest.approx((1.0, 0.976, 1.024), abs=0.003)
     assert ratio_of([0.5] * 4, [0.0] * 4) is None
 
 
@@ -172,9 +169,7 @@ def written(folder: Path, parts: Sequence[ScoredPart]) -> list[str]:
 def test_rows_that_nothing_can_be_compared_with_are_refused(tmp_path: Path) -> None:
     wrong = part()
     wrong.arms["full"].score = [0.0] * 100
-    with pytest.raises(
-        DataError, match="testbed-musique: full recompute answers none or few of 100 rows"
-    ):
+    with pytest.raises(DataError, match="testbed-musique: full recompute answers none of 100 rows"):
         written(tmp_path, [wrong])
 
 
@@ -185,9 +180,9 @@ def test_the_page_has_tables_orders_and_the_frontier(tmp_path: Path) -> None:
     assert "| arm | musique | needle |" in lines
     assert "| `naive` | 0.500 (0) | 0.500 (0) |" in lines
     [row] = [line for line in lines if line.startswith(f"| `{BEST}` | yes")]
-    assert "0.980 [0.9" in row and row.endswith("(needle) | 1 of 2 | none | none |")
+    assert "0.980 [0.9" in row and row.endswith("(needle) | 0 of 2 | none | none |")
     [costly] = [line for line in lines if line.startswith(f"| `{COSTLY}` | no | 1.000 ")]
-    assert costly.endswith("| 2 of 2 | none | musique, needle |")
+    assert costly.endswith("| 0 of 2 | none | musique, needle |")
     assert lines.index(row) < lines.index(costly)
     [order] = [line for line in lines if line.startswith("| mepic >= epic:k=16 |")]
     assert "fails -0.100 [" in order
@@ -229,7 +224,7 @@ HALF = [1.0, 0.0] * 50
 
 def test_orders_hold_fail_or_are_undecided() -> None:
     ones, mixed = [1.0] * 100, [*HALF[:98], 0.0, 1.0]
-    pairs = {(0, 1): "holds", (1, 1): "holds", (1, 0): "fails", (1, 2): "undecided"}
+    pairs = {(0, 1): "holds", (1, 1): "undecided", (1, 0): "fails", (1, 2): "undecided"}
     for (first, second), verdict in pairs.items():
         scores = (ones, HALF, mixed)
         found = rows_of(full=scores[first], naive=scores[second])
@@ -238,7 +233,7 @@ def test_orders_hold_fail_or_are_undecided() -> None:
 
 
 def test_a_tuned_model_is_compared_with_the_untuned_one() -> None:
-    tuned, plain = rows_of("testbed:link", naive=[1.0] * 9), rows_of(naive=[0.5] * 9)
+    tuned, plain = rows_of("testbed:link", naive=[1.0] * 20), rows_of(naive=[0.5] * 20)
     order = ("testbed:link/naive", "naive")
     [step] = judge_order(order, {tuned.case: tuned, plain.case: plain})
     assert (step.better, step.worse) == (("testbed:link", "naive"), ("testbed", "naive"))

@@ -202,12 +202,12 @@ def test_growth_and_exponents() -> None:
     ("arm", "judge", "verdict"),
     [
         ("naive", {"least": -0.1}, "holds"),
-        ("naive", {"least": 0.01}, "fails"),
+        ("naive", {"least": 0.05}, "fails"),
         ("naive", {"least": 0.5, "ratio": True}, "holds"),
-        ("same", {"least": 0}, "holds"),
-        # No row of 100 differs; 95 % of such samples would show it if 2.95 % of rows did.
-        ("same", {"least": -0.0294}, "undecided"),
-        ("same", {"least": -0.0296}, "holds"),
+        ("same", {"least": 0}, "undecided"),
+        # No row of 100 differs; 97.5 % of such samples would show it if 3.62 % of rows did.
+        ("same", {"least": -0.0361}, "undecided"),
+        ("same", {"least": -0.0363}, "holds"),
         ("epic:k=2", {"least": 0}, "undecided"),
     ],
 )
@@ -228,14 +228,14 @@ def test_the_place_that_is_shown_is_one_where_rows_differ() -> None:
     assert verdict.ours == "0.02 (musique: other less right)"
 
 
-def test_a_few_rows_decide_nothing_and_two_are_the_fewest_that_are_told_of() -> None:
+def test_few_rows_decide_little_and_two_are_the_fewest_that_are_told_of() -> None:
     def of(rows: int) -> ClaimVerdict:
         found = scored(full=[1.0] * rows, naive=([0.5, 0.4] * 10)[:rows])
         return judged(score_claim("naive", "full", least=-0.1), found)
 
     assert of(20).verdict == "fails"
-    assert of(19).verdict == "undecided"
-    assert "19 rows a set (fewer than 20 decide nothing)" in str(of(19).run)
+    assert of(8).verdict == "undecided"
+    assert "8 rows a set" in str(of(8).run)
     assert of(2).ours == "-0.55 (musique: naive less full)"
     assert (of(1).ours, of(1).run) == (None, None)
 
@@ -245,7 +245,7 @@ def test_rows_are_counted_over_all_sets() -> None:
     every = [scored(on, full=[1.0] * rows, naive=[0.5] * rows) for on, rows in sets.items()]
     found = Evidence({}, {**every[0].parts, **every[1].parts}, "scores")
     verdict = judged(score_claim("naive", "full", least=0), found)
-    where = "scores: a GPU, float32, commit 0123456"
+    where = "scores: a GPU, float32"
     assert verdict.run == f"{where}; testbed weights, 25 to 40 rows a set"
     assert verdict.why == "Fails at musique, samsum."
     # Two intervals cover with 95 % together.
@@ -258,11 +258,10 @@ def test_what_is_zero_divides_nothing() -> None:
     over = score_claim("naive", "full", ratio=True, least=0.5)
     nothing = judged(over, scored(full=[0.0] * 30, naive=[1.0] * 30))
     assert nothing.why == "Not measured: no score is above zero."
-    # One row of 30 scores: many resamples have none.
+    # One row of 30 scores: that row may be as rare as chance has it.
     rare = judged(over, scored(full=[1.0] + [0.0] * 29, naive=[1.0] * 30))
-    assert (rare.verdict, rare.interval) == ("undecided", None)
+    assert rare.interval is not None and rare.interval[0] < 30 < rare.interval[1] / 10
     assert rare.ours == "30 (musique: naive over full)"
-    assert rare.why == "Undecided at musique (too few rows score)."
 
 
 def test_the_table_in_a_document_is_replaced(tmp_path: Path) -> None:
@@ -279,7 +278,7 @@ def test_the_table_in_a_document_is_replaced(tmp_path: Path) -> None:
     assert "| MEPIC | undecided | c | p | not measured |" in text
     assert "| MEPIC | fails | c | p | 5.02 (a: x) [" in text
     assert "| MEPIC | holds | a \\| b | p |" in text
-    assert "| a machine, commit abc | no weights, n=3 |" in text
+    assert ": a machine, commit abc | no weights, n=3 |" in text
     assert text.startswith("before\n") and text.endswith("after\n")
     write_claims(document, [("MEPIC", tmp_path)])
     assert document.read_text() == text

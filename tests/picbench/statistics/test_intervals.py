@@ -20,7 +20,7 @@ from picbench.statistics.intervals import (
     Quantile,
     StudentMean,
     quantile,
-    ratio_of_sums,
+    score_ratio,
     sum_clusters,
 )
 
@@ -254,10 +254,27 @@ def test_a_higher_level_and_more_resamples_reach_further_into_the_tails() -> Non
     assert more != sure
 
 
-def test_a_resample_with_nothing_to_divide_by_leaves_no_interval() -> None:
-    rows = ratio_of_sums([0.5] * 4, [1.0, 0.0, 0.0, 0.0])
-    assert rows.mean == 2.0
-    assert MeanBootstrap(rows).interval() is None
+def test_a_ratio_of_scores_ends_where_their_difference_may_be_zero() -> None:
+    """Where all of one are right it is a mean; where none differ some others still may."""
+    right, found = [1.0] * 40, [1.0] * 30 + [0.0] * 10
+    mean = known(BoundedMean(sum_clusters(np.array(found)), 0.0, 1.0).interval())
+    ratio = known(score_ratio(found, right))
+    assert (ratio.low, ratio.high) == pytest.approx((mean.low, mean.high), abs=0.04)
+    same = known(score_ratio(found, found))
+    assert same.low < 0.95 and same.high > 1.05
+    assert known(score_ratio([0.0] * 40, right)).low == 0.0
+    assert score_ratio([1.0], [1.0]) is None
+    assert score_ratio(right, [0.0] * 40) is None
+
+
+@given(st.integers(5, 60), st.integers(0, 2**32 - 1), st.sampled_from([0.8, 0.95, 0.99]))
+def test_a_ratio_of_scores_is_in_its_interval_and_more_in_a_higher_one(
+    rows: int, seed: int, level: float
+) -> None:
+    dice = np.random.default_rng(seed)
+    one, other = dice.random(rows).round(1), np.r_[1.0, dice.random(rows - 1).round(1)]
+    usual, sure = known(score_ratio(one, other, level)), known(score_ratio(one, other, 0.999))
+    assert sure.low <= usual.low <= one.mean() / other.mean() <= usual.high <= sure.high
 
 
 @pytest.mark.parametrize(
