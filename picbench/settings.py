@@ -56,6 +56,15 @@ def setting(
     return Field(default, description=description, json_schema_extra=extra, **bounds)
 
 
+#: The share of a measurement that one process takes.
+PART = setting(
+    (1, 1),
+    "Measure the K-th of N shares; N processes, each on a GPU of its own, write the same output.",
+    metavar="K/N",
+    shown="all",
+)
+
+
 class RunConfig(SettingsModel):
     """The settings of one run; each field is an option of `picbench run`.
 

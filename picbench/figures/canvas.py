@@ -33,9 +33,8 @@ _LINES = ("-", "--", ":", "-.")
 #: Inches: a figure of a run, and a column of a paper.
 WIDTH, COLUMN = 9.0, 85 / 25.4
 
-#: Points in papers: letters of axes, of labels in the plot, and of the note. Less than 6 cannot be
-#: read.
-AXIS, LABEL, NOTE = 7.0, 6.2, 6.0
+#: Points in papers: letters of labels in the plot, and of the note. Less than 6 cannot be read.
+LABEL, NOTE = 6.2, 6.0
 
 #: Letters of a line of a paper's note, of its legend, and what a name of that has beside letters.
 _NOTE_LETTERS, _LEGEND_LETTERS, _BESIDE = 69, 66, 5
@@ -48,42 +47,8 @@ _MOST_NUMBERS = 8
 
 FORMATS = ("png", "pdf", "svg")
 
-_SETTINGS: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-    "svg.hashsalt": "picbench",
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-}
-_PRINTED: dict[Any, Any] = {
-    "font.size": AXIS,
-    "axes.linewidth": 0.6,
-    "axes.spines.right": False,
-    "axes.labelsize": AXIS,
-    "axes.labelpad": 2,
-    "axes.titlesize": LABEL,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 2,
-    "figure.labelsize": AXIS,
-    "figure.constrained_layout.h_pad": 0.03,
-    "figure.constrained_layout.w_pad": 0.04,
-    "lines.linewidth": 1.1,
-    "lines.markersize": 3.6,
-    "grid.linewidth": 0.4,
-} | {
-    f"{axis}tick.{name}": value
-    for axis in "xy"
-    for name, value in {
-        "labelsize": LABEL,
-        "major.width": 0.6,
-        "major.size": 2,
-        "major.pad": 2,
-        "minor.size": 1.2,
-    }.items()
-}
+#: Style sheets: `all`, and for papers also `printed`.
+_STYLES = Path(__file__).with_name("styles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +82,9 @@ def kind_colours() -> Mapping[str, str]:
 
 
 @contextmanager
-def drawing(width: float = WIDTH, height: float = 4.0, **settings: Any) -> Iterator["Figure"]:
+def drawing(
+    width: float = WIDTH, height: float = 4.0, *styles: str, **settings: Any
+) -> Iterator["Figure"]:
     """A figure of so many inches. Raises ConfigError if matplotlib is not installed."""
     try:
         import matplotlib
@@ -126,7 +93,10 @@ def drawing(width: float = WIDTH, height: float = 4.0, **settings: Any) -> Itera
         raise ConfigError(
             "figures need matplotlib, which is not installed", hint="pip install matplotlib"
         ) from error
-    with matplotlib.rc_context(_SETTINGS | settings), warnings.catch_warnings():
+    chosen: dict[Any, Any] = {}
+    for path in (_STYLES / f"{name}.mplstyle" for name in ("all", *styles)):
+        chosen |= matplotlib.rc_params_from_file(path, use_default_template=False)
+    with matplotlib.rc_context(chosen | settings), warnings.catch_warnings():
         # Captions have names of folders, in any script; what a font lacks is drawn as a box.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield Figure(figsize=(width, height), layout="constrained")
@@ -176,7 +146,7 @@ def canvas(
     lines = len(textwrap.wrap(panel.note, _NOTE_LETTERS))
     above = _LEGEND_LINE * -(-len(legend) // _columns(legend)) if legend else 0.0
     height = plot + _BELOW + _LINE * (lines + ticks - 1) + above
-    with drawing(COLUMN, height, **_PRINTED) as figure:
+    with drawing(COLUMN, height, "printed") as figure:
         # Labels of points are placed in a layout that is final, so that the note comes first.
         _put_note(figure, panel.note, NOTE, _NOTE_LETTERS)
         yield figure

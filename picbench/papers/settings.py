@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from picbench.errors import ConfigError, check_range, closest, first_refusal
-from picbench.settings import Folder, SettingsModel, Share, setting
+from picbench.settings import PART, Folder, SettingsModel, Share, setting
 
 # Help of `picbench reproduce` is made of a class below, and must not wait for numpy.
 if TYPE_CHECKING:
@@ -83,13 +83,7 @@ class ReproduceConfig(SettingsModel):
     commit: str | None = setting(
         None, "Name of the measured code, if this is not a checkout.", metavar="NAME"
     )
-    part: Share = setting(
-        (1, 1),
-        "Measure the K-th of N shares; N processes, each on a GPU of its own, write the same "
-        "output.",
-        metavar="K/N",
-        shown="all",
-    )
+    part: Share = PART
     dry_run: bool = setting(False, "Say what is left to do and how long it may take.")
 
 
@@ -110,10 +104,6 @@ class Bounds(StrictSettings):
         if (self.least, self.most) == (-inf, inf):
             raise ValueError("a claim needs least or most")
         return self
-
-    def room(self, value: float) -> float:
-        """The distance to the nearer bound; negative outside."""
-        return min(value - self.least, self.most - value)
 
     def judge(self, found: "Interval | None") -> Verdict:
         """Holds if all of the interval is inside, fails if all of it is on one side outside."""

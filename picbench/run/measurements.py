@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge
 
 from picbench.engines.config import SharedDecode
-from picbench.settings import MOST_DRAWN, File, Folder, SettingsModel, Share, setting
+from picbench.settings import MOST_DRAWN, PART, File, Folder, SettingsModel, Share, setting
 
 #: The model that is served on a GPU where none is named.
 LLAMA = "shape:llama-3.1-8b"
@@ -153,13 +153,7 @@ class OfGrid(Served):
     small: ClassVar[str] = "testbed"
     model: str | None = setting(None, "Who serves it.", shown=f"{LLAMA}, the testbed on a CPU")
     dtype: Dtype | None = setting(None, "Of weights and KV.", shown="bfloat16, float32 on a CPU")
-    part: Share = setting(
-        (1, 1),
-        "Measure the K-th of N shares; N processes, each on a GPU of its own, write the same "
-        "output.",
-        metavar="K/N",
-        shown="all",
-    )
+    part: Share = PART
     caveat: str = setting("", "What readers must know of the figures.", metavar="TEXT", shown=False)
 
     @property
