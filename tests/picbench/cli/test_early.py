@@ -74,7 +74,10 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
         *((f"measure storm --{name} 2147483647", name) for name in ("requests", "longest")),
         ("measure algorithms alone --requests 2147483647", "--requests"),
         ("measure profile --grid none --repeats 2147483647", "--repeats"),
-        *((f"measure {name} --seconds -1", "--seconds") for name in ("kernels", "algorithms serve")),
+        *(
+            (f"measure {name} --seconds -1", "--seconds")
+            for name in ("kernels", "algorithms serve")
+        ),
     ],
 )
 def test_what_cannot_be_is_said_before_an_engine_starts(
