@@ -12,7 +12,7 @@ from picbench.cli.options import FILE, options_of, style_of
 
 REGRESSION, INCONCLUSIVE = 1, 5
 
-_LOSS = click.FloatRange(0, 1, min_open=True)
+_LOSS = click.FloatRange(1e-6, 1)
 _RUNS = click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
 
 
