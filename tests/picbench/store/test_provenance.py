@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from picbench.run.runner import RoundsRecord
 from picbench.store import provenance
 from picbench.store.provenance import (
     annotation,
@@ -19,6 +20,7 @@ from picbench.store.provenance import (
     write_code,
     write_step_summary,
 )
+from picbench.tables.page import save
 
 
 def test_everything_is_json_and_no_secret_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,3 +212,12 @@ def test_without_a_record_the_lines_that_changed_are_unknown(packages: Path) -> 
 def test_the_gpu_path_has_files_of_every_pattern() -> None:
     top = Path(provenance.__file__).parents[2]
     assert [pattern for pattern in provenance.GPU_PATH if not list(top.glob(pattern))] == []
+
+
+def test_what_is_measured_on_a_gpu_leaves_its_code_beside_it(packages: Path) -> None:
+    for folder, device in (("gpu", "cuda"), ("cpu", "cpu")):
+        about = provenance.facts("commit", device=device, commit="abc")
+        save(packages / folder / "kernels", {"provenance": about}, "page")
+        RoundsRecord(packages / folder / "load.json", about).write()
+        records = [f"code-{gpu_code()}.json"] if device == "cuda" else []
+        assert [path.name for path in (packages / folder).glob("code-*")] == records
