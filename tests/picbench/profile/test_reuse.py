@@ -14,7 +14,7 @@ from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.profile.blocks import BlockKeys
-from picbench.profile.reuse import ArmSimulation
+from picbench.profile.reuse import ArmSimulation, SimulatedEngine
 from picbench.profile.traces import TracedRequest, TraceSegment
 
 ARMS = (
@@ -217,11 +217,23 @@ def test_the_last_token_of_a_prompt_is_computed_and_that_of_a_reply_is_not(
         assert (found.reused, found.computed) == (0, 16)
 
 
-@pytest.mark.parametrize(("spec", "need"), [("naive", 4), ("mepic", 5)])
-def test_a_request_is_served_where_it_and_its_compile_just_fit(spec: str, need: int) -> None:
-    """A chunk of three blocks and five tokens; mepic computes a block anew, and compiles it too."""
+@pytest.mark.parametrize(
+    ("spec", "chunks", "need"),
+    [
+        *[("naive", 1, 4), ("mepic", 1, 5), ("mepic", 2, 8)],
+        ("naive:anchored=on:context=document", 2, 10),
+    ],
+)
+def test_a_request_is_served_where_it_and_its_compile_just_fit(
+    spec: str, chunks: int, need: int
+) -> None:
+    """Chunks of three blocks, each after three of its document, and five tokens.
+
+    Mepic computes a block of each anew, and compiles it too.
+    """
     mixes = Mixes(2, 1)
-    request = TracedRequest((mixes.chunk(45), mixes.text(5)), 1)
+    some = [mixes.chunk(45)._replace(before=mixes.text(48)) for _ in range(chunks)]
+    request = TracedRequest((*some, mixes.text(5)), 1)
     for blocks, fits in ((need, True), (need - 1, False)):
         arm = ArmSimulation(parse(spec), exact=True, blocks=blocks)
         assert (arm.serve(request) is not None) is fits
@@ -255,3 +267,30 @@ def test_a_chunk_that_begins_like_another_adds_only_the_blocks_that_are_new() ->
         arm.serve(TracedRequest((chunk, mixes.text(5)), 1))
     assert arm.close().cached_blocks == 3 + 2
     assert arm.totals.compiled == 48 + 32
+
+
+@pytest.mark.parametrize("spec", ["prefix", *ARMS, *PLANNED])
+def test_a_request_that_has_ended_references_nothing(spec: str) -> None:
+    """In a pool that evicts, with chunks that begin alike."""
+    arm = ArmSimulation(parse(spec), exact=True, blocks=44)
+    engine = arm._cache
+    assert isinstance(engine, SimulatedEngine)
+    pool = engine.pool
+    for request in Mixes(7, 30).rag():
+        arm.serve(request)
+        assert pool._free + pool.keyed == pool.usable
+        assert not any(run.refs for runs in pool._cached.values() for run in runs)
+    assert arm.close().requests
+
+
+def test_a_chunk_is_used_as_a_whole() -> None:
+    """Its first block, which mepic computes anew, is not evicted before what was used earlier."""
+    mixes = Mixes(2, 1)
+    chunk = TracedRequest((mixes.chunk(45), mixes.text(5)), 1)
+    arm = ArmSimulation(parse("mepic"), exact=True, blocks=16)
+    for request in (chunk, mixes.text(96), chunk, mixes.text(112)):
+        arm.serve(request if isinstance(request, TracedRequest) else TracedRequest((request,), 1))
+    found = arm.serve(chunk)
+    assert found is not None
+    assert found.compiled == 0
+    assert arm.close().evicted_blocks

@@ -146,10 +146,44 @@ def test_a_load_that_a_request_waits_for_is_commanded(llama: Path, alike: bool) 
     assert [load.request_id for load in loads] == ["waits"] * (not alike)
     assert linker(given).held() == []
     given.finish()
-    assert all(chunk.pages == (1,) for load in loads for chunk in load.chunks)
+    found = [(chunk.pages, chunk.size) for load in loads for chunk in load.chunks]
+    assert found == [((1,), 2)] * (not alike)
     given.step(loaded={load.request_id for load in loads})
     given.run()
     assert given.free == 60
+
+
+def test_a_fetch_loads_what_another_chunk_has_not_brought(llama: Path) -> None:
+    """Two chunks begin alike."""
+    given = bench(llama, tiers="host:1MiB")
+    first, second = (*A[:16], *B[:16]), (*A[:16], *C[:16])
+    given.submit("warm", second)
+    given.run()
+    [record] = given.scheduler.chunk_store
+    given.step(TransferResults(stored={record.key}))
+    assert given.scheduler.reset_prefix_cache()
+    given.submit("other", first)
+    given.run()
+    given.submit("waits", second)
+    [load] = given.schedule().commands.loads
+    [canonical] = linker(given).plan_of("waits").canonicals
+    begin = linker(given)._pool.block_id(canonical.pages[0].name)
+    [chunk] = load.chunks
+    assert (chunk.pages, chunk.size, len(chunk.blocks)) == ((1,), 2, 1)
+    assert begin not in chunk.blocks
+    given.finish(loaded={load.request_id})
+    given.run()
+    assert given.free == 60
+
+
+def test_nothing_is_requested_for_a_request_that_is_to_be_ended(llama: Path) -> None:
+    given = bench(llama)
+    given.submit("one", A)
+    given.scheduler._faults.blame("one", "injected")
+    linker(given).before_schedule(given.scheduler.waiting, 0)
+    assert len(given.scheduler.jobs) == 0
+    given.run()
+    assert given.ended["one"].stop_reason == "injected"
 
 
 def test_a_reference_is_taken_once_for_a_page_that_two_chunks_begin_with(llama: Path) -> None:
@@ -356,6 +390,8 @@ def test_waiting_requests_know_the_slots_that_they_will_compute(llama: Path) -> 
     given.run()
     given.submit("two", A, B, tag="two")
     assert linker(given).new_slots("two") == 3 * BLOCK_SIZE + BLOCK_SIZE
+    given.submit("linked", C, algorithm="mepic", tag="linked")
+    assert linker(given).new_slots("linked") == 3 * BLOCK_SIZE + 2 * BLOCK_SIZE
     given.submit("plain")
     assert linker(given).new_slots("plain") is None
     given.run()
