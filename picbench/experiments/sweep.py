@@ -21,18 +21,19 @@ from picbench.engines.footprint import GpuFootprint
 from picbench.engines.model_config import read_model_config
 from picbench.errors import ConfigError, PicBenchError, closest, first_refusal
 from picbench.figures.run import write_run_files
-from picbench.files import check_place, write_json, write_whole
+from picbench.files import write_json, write_whole
 from picbench.run.arm import all_arms
 from picbench.run.job import Job, prepare
 from picbench.run.result import arms_of, headline, print_all
 from picbench.run.schedule import Progress, minutes
+from picbench.run.server import check_engine
 from picbench.run.session import Services, execute
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig, parse_config
 from picbench.store import provenance
 from picbench.store.reader import Run, read_run
 from picbench.store.summary import ArmSummary, labels_of
-from picbench.store.writer import FINAL, MANIFEST
+from picbench.store.writer import FINAL, MANIFEST, check_free
 from picbench.tables.run import arms_frame, arms_table, short_caption, warnings_of
 from picbench.tables.table import NOTHING, Column, Shown, Table, Value
 
@@ -191,10 +192,13 @@ class SweepCell:
         self.failure = failure
 
     def plan(self, services: Services) -> None:
-        """Find out what there is to do. Raises ConfigError for a cell that cannot run."""
+        """Find out what there is to do. Raises ConfigError for a cell that cannot run here now."""
         with self.places.named():
             job = prepare(self.config, services.load, services.memory)
             self.read()
+            for arm in job.arms:
+                if arm.endpoint is None and self.status not in FINAL:
+                    check_engine(job.engine(arm))
             self.pool_bytes = pool_bytes(job)
         self.arms, self.pool = tuple(arm.name for arm in job.arms), job.sizes.pool
         self.requests = self.config.repeats * len(job.workload.samples)
@@ -417,15 +421,8 @@ def _counted(states: Iterable[str]) -> str:
 
 def check_folder(folder: Path) -> None:
     """ConfigError unless the folder is absent below another, empty, or a sweep's."""
-    try:
-        check_place(folder)
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    except OSError as error:
-        message = f"`output` {folder}: cannot be written: {error.strerror}"
-        raise ConfigError(message, hint="name another folder") from error
-    if taken and not (folder / SWEEP).is_file():
-        message = f"`output` {folder}: exists and is not a sweep's"
-        raise ConfigError(message, hint="name a new folder")
+    if not (folder / SWEEP).is_file():
+        check_free(folder, "a sweep's")
 
 
 def open_sweep(name: str, cells: Sequence[SweepCell], folder: Path) -> None:

@@ -24,6 +24,8 @@ from typing import Any, ClassVar
 from picbench.engines.chunk_cache.tiers.notation import probe_tiers
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
+from picbench.engines.footprint import GpuFootprint
+from picbench.engines.model_config import read_model_config
 from picbench.engines.request import Request, Result
 from picbench.engines.vllm.device import CUDA, find
 from picbench.errors import EngineError, PicBenchError
@@ -35,6 +37,15 @@ Arrivals = Sequence[float] | None
 
 #: Seconds that an engine has to end by itself.
 _GRACE = 20.0
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Raise ConfigError where an engine cannot have its device or its tiers here and now."""
+    if config.device == CUDA.name:
+        find(config.device)
+    known = config.tiers and Path(config.model).is_dir()
+    footprint = GpuFootprint.of(config, read_model_config(config.model)) if known else None
+    probe_tiers(config.tiers or "", footprint.block if footprint else 0)
 
 
 class Server:
@@ -49,10 +60,7 @@ class Server:
     engine: ClassVar[type[Engine]] = Engine
 
     def __init__(self, name: str, config: EngineConfig, log: Path) -> None:
-        # Before another process loads vLLM.
-        probe_tiers(config.tiers or "")
-        if config.device == CUDA.name:
-            find(config.device)
+        check_engine(config)  # Before another process loads vLLM.
         self._name, self._log = name, log
         self._connection, theirs = Pipe()
         ends = str(theirs.fileno()), str(os.getpid())

@@ -444,10 +444,11 @@ def _whole_lines(path: Path) -> list[bytes]:
 _EARLY = re.compile(r"logs|\.lock|workload\.jsonl|\.(workload\.jsonl|manifest\.json)\.(\d+\.)?tmp")
 
 
-def check_free(path: Path) -> None:
+def check_free(path: Path, wanted: str = "empty") -> None:
     """Raise ConfigError unless a run may be written to `path`: a new or an empty directory.
 
-    The directory of a run that was killed before it had a manifest counts as empty.
+    The directory of a run that was killed before it had a manifest counts as empty. `wanted` is
+    what a directory may be.
     """
     try:
         check_place(path)
@@ -457,7 +458,7 @@ def check_free(path: Path) -> None:
     except OSError as error:
         raise _unwritable(path, error) from error
     if taken:
-        raise ConfigError(f"`output` {path}: exists and is not empty", hint="name a new folder")
+        raise ConfigError(f"`output` {path}: exists and is not {wanted}", hint="name a new folder")
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

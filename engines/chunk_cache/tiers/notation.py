@@ -34,15 +34,18 @@ def parse_tiers(text: str) -> list[TierSpec]:
     return specs
 
 
-def probe_tiers(text: str) -> list[TierSpec]:
+def probe_tiers(text: str, block: int = 0) -> list[TierSpec]:
     """The tiers that a text lists. Raises ConfigError unless they can be used here and now.
 
-    They must be reachable, writable, of a possible size, and named once. Nothing is left there.
+    They must be reachable, writable, of a possible size with room for a `block` of KV, in bytes,
+    and named once. Nothing is left there.
     """
     specs, points = parse_tiers(text), installed(GROUP)
     for place, spec in enumerate(specs):
         if (spec.kind, spec.location) in [(s.kind, s.location) for s in specs[:place]]:
             spec.reject(*_TWICE)
+        if spec.capacity is not None and spec.capacity < block:
+            spec.reject(f"has no room for a KV block of {block:,} bytes", "raise the capacity")
         _load(points[spec.kind]).probe(spec)
     return specs
 

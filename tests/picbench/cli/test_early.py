@@ -45,6 +45,10 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
         *((f"{RUN} --tiers {tiers}", "--tiers") for tiers in ("disk:/proc/x:1GiB", "host:1e9TiB")),
         (f"{RUN} --tiers redis://127.0.0.1:1/0", "--tiers redis://127.0.0.1:1/0: cannot be used"),
         (f"{RUN} --tiers host:1GiB,host:2GiB", "named twice"),
+        *(
+            (f"{RUN} --tiers {tier}:1KiB", "no room for a KV block of")
+            for tier in ("host", "disk:x")
+        ),
         (f"{RUN} --tiers disk:{{tmp}}:9999TiB", "the disk has"),
         ("warm --chunks chunks.jsonl --tiers redis://127.0.0.1:1/0", "--tiers"),
         ("warm --chunks chunks.jsonl --tiers disk:file/x:1GiB", "--tiers"),
@@ -100,6 +104,25 @@ def test_a_settings_file_has_numbers_that_can_be(
     line = refused("sweep", "sweep.yaml")
     assert name in line
     assert "sweep.yaml" in line
+
+
+@pytest.mark.parametrize(
+    ("tiers", "named"),
+    [
+        ("redis://127.0.0.1:1/0", "cannot be used"),
+        ("host:1B", "no room"),
+        ("disk:file:1GiB", "use"),
+    ],
+)
+def test_no_cell_of_a_sweep_runs_where_one_has_no_tier(
+    tiers: str, named: str, refused: Callable[..., str]
+) -> None:
+    grid = f'grid: {{tiers: ["host:1GiB", "{tiers}"]}}'
+    Path("sweep.yaml").write_text(f"base: {{algo: [mepic], dataset: musique, limit: 2}}\n{grid}\n")
+    line = refused("sweep", "sweep.yaml")
+    assert "grid.tiers[1]" in line
+    assert named in line
+    assert not Path("runs").exists()
 
 
 def numeric() -> list[tuple[str, str, str]]:
