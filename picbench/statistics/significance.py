@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import ceil, exp, inf, log, sqrt
+from math import ceil, exp, hypot, inf, log, sqrt
 
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
@@ -297,15 +297,18 @@ def samples_to_judge(change: Paired, margin: float) -> int | None:
     For a score whose true change is the measured one, with what bounds allow for unseen losses.
     None where samples did not vary, or the loss is exactly the margin.
     """
-    distance = change.value + margin
+    distance = abs(change.value + margin)
     needed = _samples(change, distance, 0.05, 0.2) if distance else None
-    while needed is not None:
+
+    def reach(samples: int) -> float:
         # The one that was not seen counts as much as any.
-        left = abs(distance) - change.pairs / (needed * change.clusters)
-        enough = _samples(change, left, 0.05, 0.2) if left > 0 else None
-        if enough is not None and enough <= needed:
-            break
-        needed = max(enough or 0, ceil(1.02 * needed) + 1)
+        error = change.standard_error * sqrt(change.pairs / samples)
+        unseen = change.pairs / (samples * change.clusters)
+        sure, likely = map(stats.norm.isf, (0.05, 0.2))
+        return float(unseen + sure * hypot(error, unseen) + likely * error)
+
+    while needed is not None and reach(needed) > distance:
+        needed = ceil(1.02 * needed) + 1
     return needed
 
 

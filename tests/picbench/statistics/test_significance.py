@@ -338,6 +338,18 @@ def test_so_many_samples_do_decide() -> None:
     assert 0.7 <= decided / 200 <= 0.95
 
 
+@pytest.mark.parametrize("clusters", [2, 4, 40])
+def test_no_more_samples_are_asked_for_than_decide(clusters: int) -> None:
+    """A guess that is just short of the number is not answered by one that is far beyond it."""
+    changes = [-1.0 if n % 40 < 15 or n == 39 else 0.0 for n in range(80)]
+    pilot = paired_scores([0.0] * 80, changes, [n % clusters for n in range(80)])
+    needed, distance = known(samples_to_judge(pilot, 0.02)), abs(pilot.value + 0.02)
+    # One cluster that nobody saw, and the error by which 80 % are sure.
+    assert needed < 1.2 * pilot.pairs * (
+        (2.5 * pilot.standard_error / distance) ** 2 + 2.7 / (clusters * distance)
+    )
+
+
 def test_a_loss_of_exactly_the_margin_is_never_decided() -> None:
     pilot = paired_scores([1.0] * 10, [0.5] * 4 + [1.0] * 6)
     assert samples_to_judge(pilot, 0.2) is None
