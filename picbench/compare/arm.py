@@ -15,7 +15,7 @@ from picbench.errors import ConfigError, IncomparableRuns
 from picbench.statistics import significance
 from picbench.statistics.intervals import Quantile, quantile
 from picbench.store.reader import Run, check_rows
-from picbench.store.records import SampleRow
+from picbench.store.records import SampleRow, Score, Time
 from picbench.store.summary import ArmSummary
 from picbench.tables.metrics import METRICS, Pairing, metrics_paired
 
@@ -58,8 +58,8 @@ class MeasuredArm:
     repeats: tuple[int, ...]
     prompts: tuple[str, ...]
     outputs: tuple[str, ...]
-    scores: tuple[float | None, ...]
-    times: Mapping[str, tuple[float | None, ...]]
+    scores: tuple[Score | None, ...]
+    times: Mapping[str, tuple[Time | None, ...]]
     counters: Mapping[str, tuple[int, ...]]
     totals: Mapping[str, float]
     drift: Mapping[str, float] = field(default_factory=dict)
@@ -293,12 +293,13 @@ def compare_arms(
     """Compare two arms, sample by sample; p values are not yet adjusted for one another.
 
     `margin` is the loss of score to judge. Arms that did not take turns in one run were measured
-    `apart`: their milliseconds drift, and are compared in larger batches. Raises IncomparableRuns
-    where no sample is in both, and for samples whose prompts differ, unless that is allowed.
+    `apart`: their milliseconds drift, and are compared in larger batches. Of an arm that answered
+    nothing only the totals are compared. Raises IncomparableRuns where both answered and no sample
+    is in both, and for samples whose prompts differ, unless that is allowed.
     """
     places = {sample: place for place, sample in enumerate(after.samples)}
     shared = [row for row, sample in enumerate(before.samples) if sample in places]
-    if not shared:
+    if not shared and before.samples and after.samples:
         raise IncomparableRuns(
             f"{before.name} and {after.name} have no answered sample in common",
             hint="compare runs of the same workload",
@@ -423,7 +424,7 @@ def quantile_of(arm: MeasuredArm, time: str, q: float) -> Quantile:
 
 
 def _counters(before: MeasuredArm, after: MeasuredArm) -> Iterator[CounterChange]:
-    for name in COUNTERS:
+    for name in COUNTERS if before.samples else ():
         if name in before.counters and name in after.counters:
             first, second = before.counters[name], after.counters[name]
             yield CounterChange(name, sum(first), sum(second), sum(map(ne, first, second)))

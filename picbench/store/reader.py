@@ -137,12 +137,13 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def check_rows(run: Run) -> None:
-    """Raise InvalidRun if a run's files lack rows of what it measured."""
+    """Raise InvalidRun if a run's files lack rows of what it measured, or have more."""
     rows = Counter(row.arm for row in run.rows)
-    for name, arm in run.summary.items():
-        if rows[name] < arm.requests:
+    measured = Counter({name: arm.requests for name, arm in run.summary.items()})
+    for name in rows | measured:
+        if rows[name] != measured[name]:
             raise InvalidRun(
-                f"{run.path}: has {rows[name]} rows of {name}, and measured {arm.requests}",
+                f"{run.path}: has {rows[name]} rows of {name}, and measured {measured[name]}",
                 hint="restore its files, or measure anew",
             )
 

@@ -4,9 +4,10 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import Snapshot
@@ -173,6 +174,11 @@ class Grader:
         return score, "abstained" if score < 1 and self.abstained(reply) else "answered"
 
 
+#: What files may have: a time, and a score.
+Time = Annotated[float, Field(ge=0)]
+Score = Annotated[float, Field(ge=0, le=1)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
     """One request of one arm; times in milliseconds, hashes of token ids.
@@ -199,18 +205,18 @@ class SampleRow:
     cluster: str | None = None
     arrival_ms: float | None = None
     error: str | None = None
-    late_ms: float | None = None
-    ttft_ms: float | None = None
-    prefill_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
+    late_ms: Time | None = None
+    ttft_ms: Time | None = None
+    prefill_ms: Time | None = None
+    tpot_ms: Time | None = None
+    e2e_ms: Time | None = None
     output_tokens: int = 0
     output_sha256: str | None = None
     tokens: TokenCounts = field(default_factory=TokenCounts)
     hits: Hits = field(default_factory=Hits)
     finish_reason: str | None = None
     text: str | None = None
-    score: float | None = None
+    score: Score | None = None
     expected_reuse: int | None = None
     repeat: int = 0
 

@@ -129,6 +129,12 @@ def test_a_run_that_lacks_rows_is_exit_3(baseline: str, tmp_path: Path) -> None:
     assert "and measured 20" in done.stderr
     assert done.stderr.count("\n") == 1
     assert invoke("compare", str(tmp_path / "old"), new).exit_code == 3
+    (tmp_path / "new/samples.jsonl").write_bytes(b"".join([*rows, rows[0]]))
+    done = invoke("gate", new, "--baseline", baseline)
+    assert done.exit_code == 3
+    assert "has 21 rows of full, and measured 20" in done.stderr
+    (tmp_path / "new/samples.jsonl").write_bytes(b"".join(rows).replace(b'"mepic"', b'"other"'))
+    assert "measured 0" in invoke("report", new).stderr
 
 
 def test_a_score_that_is_no_number_is_exit_2(baseline: str, tmp_path: Path) -> None:

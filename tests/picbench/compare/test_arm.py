@@ -25,7 +25,7 @@ from picbench.compare.arm import (
 from picbench.errors import IncomparableRuns
 from picbench.statistics.significance import Loss
 from picbench.store.reader import read_run
-from picbench.store.writer import SAMPLES, WORKLOAD
+from picbench.store.writer import SAMPLES, SUMMARY, WORKLOAD
 
 
 def arms_of(harness: Harness, output: Path, *more: str) -> dict[str, MeasuredArm]:
@@ -94,6 +94,9 @@ def test_repeats_are_numbered_by_themselves_and_not_by_what_was_answered(tmp_pat
     assert (arm.rounds, arm.places, arm.repeats) == ((0, 0, 0), (1, 0, 1), (0, 1, 1))
     assert arm.totals["failed"] == 1
     write_rows(run, [*rows, answered])
+    summary = json.loads((run / SUMMARY).read_text())
+    summary["arms"]["full"]["requests"] += 1
+    (run / SUMMARY).write_text(json.dumps(summary))
     arm = measured_arms(read_run(run))["full"]
     assert sorted(arm.samples) == sorted(whole.samples)
     assert arm.totals["failed"] == 0
@@ -128,6 +131,13 @@ def test_nothing_in_common_cannot_be_compared() -> None:
     other = replace(make_arm(), samples=tuple(f"t{n}" for n in range(20)))
     with pytest.raises(IncomparableRuns, match="no answered sample"):
         compare_arms(make_arm(), other)
+
+
+def test_of_an_arm_that_answered_nothing_totals_are_compared() -> None:
+    gone = replace(make_arm().of_rows([]), totals={"failed": 20})
+    found = compare_arms(make_arm(), gone, apart=True)
+    assert (found.pairs, found.unpaired, found.metrics) == (0, 20, ())
+    assert [(c.name, c.before, c.after) for c in found.counters] == [("failed", 0, 20)]
 
 
 def test_other_prompts_are_refused_unless_that_is_allowed() -> None:

@@ -111,13 +111,18 @@ def test_other_contents_are_plain_errors(
         getattr(read_run(directory.path), name)
 
 
-def test_a_value_of_another_type_is_named(directory: RunDirectory) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [("score", "high"), ("score", 2.0), ("score", -0.1), ("ttft_ms", -5.0)]
+)
+def test_a_value_that_cannot_be_is_named(
+    directory: RunDirectory, field: str, value: object
+) -> None:
     """Comparisons and reports ended as bugs in their arithmetic."""
     directory.append([row("a"), row("b")])
     path = directory.path / SAMPLES
     first, second = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(r) + "\n" for r in (first, {**second, "score": "high"})))
-    with pytest.raises(ConfigError, match="cannot be read: line 2: score: Input should be"):
+    path.write_text("".join(json.dumps(r) + "\n" for r in (first, {**second, field: value})))
+    with pytest.raises(ConfigError, match=f"cannot be read: line 2: {field}: Input should be"):
         read_run(directory.path).rows  # noqa: B018
     path.write_text(f"{json.dumps(first)}\ngarbage\n")
     with pytest.raises(ConfigError, match=r"samples\.jsonl: cannot be read: line 2 is no JSON"):
