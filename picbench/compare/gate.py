@@ -186,7 +186,11 @@ class _ArmChecks:
         samples, pairs = len(self.saved.samples), self.comparison.pairs
         if pairs < samples:
             message = f"{samples:,} in the baseline, {pairs:,} of them answered now"
-            yield "samples", unsure, samples, pairs, message
+            lost, margin = self._at_worst(), limits.score["margin"] if limits.score else inf
+            if gone := lost > margin + _ROUNDING:
+                message += f"; {-lost:+.4f} if all others score 0, margin {margin:g}"
+            exact = limits.outputs is not None and self.alike
+            yield "samples", unsure, samples, pairs, message, gone or exact
         for name in limits.times:
             expected, metric = self._expected(name), self.comparison.metric(name)
             timed = metric.change.pairs if metric else 0
@@ -220,7 +224,15 @@ class _ArmChecks:
         for name in (*limits.counters, *limits.rates):
             before = self.saved.total(name)
             if name not in whole and before is not None:
-                yield name, unsure, before, None, f"{before:,g} before, not counted now"
+                message, beyond = f"{before:,g} before, not counted now", name in limits.rates
+                yield name, unsure, before, None, message, beyond and self.alike
+
+    def _at_worst(self) -> float:
+        """The loss of score if whatever is not answered now scores 0."""
+        now, saved = dict(zip(self.measured.samples, self.measured.scores, strict=True)), self.saved
+        before = zip(saved.samples, saved.scores, strict=True)
+        lost = sum((score or 0.0) - (now.get(sample) or 0.0) for sample, score in before)
+        return lost / len(saved.samples)
 
     def _expected(self, name: str) -> int:
         """How many samples should have a time: those that had it and are answered.
@@ -255,9 +267,9 @@ class _ArmChecks:
             more = ", ..." * (len(reworded) > _NAMED)
             named = ", ".join(reworded[:_NAMED])
             message += f", {len(reworded)} of them at an equal score: {named}{more}"
-        verdict = GateVerdict.REGRESSION if asked and answers.differing else GateVerdict.OK
-        if asked and not self.alike:
-            verdict = GateVerdict.INCONCLUSIVE
+        verdict = GateVerdict.OK
+        if asked and answers.differing:
+            verdict = GateVerdict.REGRESSION if self.alike else GateVerdict.INCONCLUSIVE
         yield OUTPUTS, verdict, 0, answers.differing, message
 
     def _score(self, metric: MetricChange, margin: float) -> _Found:

@@ -180,7 +180,10 @@ def _compare_with_full(
         try:
             if name != BASELINE:
                 full = arms[BASELINE].measured
-                found.append(compare_in_run(full, arm.measured, settings, notes))
+                one = compare_in_run(full, arm.measured, settings, notes)
+                if not one.pairs:
+                    raise IncomparableRuns(f"{BASELINE} and it have no answered sample in common")
+                found.append(one)
         except IncomparableRuns as error:
             notes.append(f"{name}: {error.message}")
     if not found:

@@ -216,12 +216,17 @@ def test_two_seeds_of_the_same_code_rarely_alarm() -> None:
 def test_other_answers_at_an_equal_score_are_named(
     outputs: Literal["exact"] | None, times: bool, verdict: GateVerdict
 ) -> None:
+    """The same answers are the same on any machine, and those that are missing are not."""
     arms = possible_run(0)
     saved = save([arms], Thresholds(outputs=outputs))
     new = replace(arms["mepic"], outputs=("other", *arms["mepic"].outputs[1:]))
     (told,) = (c for c in check({**arms, "mepic": new}, saved, times=times) if c.after)
     assert (told.arm, told.metric, told.verdict) == ("mepic", "outputs", verdict)
     assert "1 of them at an equal score: s0" in told.message
+    asked = [c for c in check(arms, saved, times=times) if c.metric == "outputs"]
+    assert [c.verdict for c in asked] == [OK] * (2 if outputs else 0)
+    fewer = check({**arms, "mepic": arms["mepic"].of_rows(range(599))}, saved, times=times)
+    assert [c.metric for c in fewer if c.fails] == ["samples"] * (verdict is REGRESSION)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +335,29 @@ def test_samples_that_are_not_answered_do_not_pass() -> None:
     assert check(possible_run(1000, size=610), saved) == check(possible_run(1000), saved)
 
 
+@pytest.mark.parametrize(
+    ("answered", "fails"), [(599, False), (588, False), (587, True), (1, True), (0, True)]
+)
+def test_answers_that_are_missing_may_have_lost_their_score(answered: int, fails: bool) -> None:
+    """Of 600, each with a score of 1, a margin of 0.02 leaves 12."""
+    arm = make_arm("mepic", [1.0] * 600)
+    saved = save([{"mepic": arm}], Thresholds(score={"margin": 0.02}))
+    [told] = [c for c in check({"mepic": arm.of_rows(range(answered))}, saved) if c.verdict != OK]
+    assert (told.metric, told.verdict, told.fails) == ("samples", INCONCLUSIVE, fails)
+    assert ("if all others score 0, margin 0.02" in told.message) is fails
+
+
+def test_an_arm_that_answered_nothing_is_checked_like_any() -> None:
+    """Its failures are counted, and those of its counts that come with answers are not there."""
+    arms = possible_run(0)
+    gone = replace(arms["mepic"].of_rows([]), totals={"failed": 600})
+    checks = check({**arms, "mepic": gone}, save([arms]))
+    assert found(checks, REGRESSION) == [("mepic", "failed")]
+    assert ("mepic", "samples") in [(c.arm, c.metric) for c in checks if c.fails]
+    assert {arm for arm, _ in found(checks, INCONCLUSIVE)} == {"mepic"}
+    assert ("full", "score") in found(checks, OK)
+
+
 def test_a_higher_peak_of_blocks_is_caught(baseline: Baseline) -> None:
     arms = possible_run(0)
     totals = {**arms["mepic"].totals, "peak_blocks": arms["mepic"].totals["peak_blocks"] + 1}
@@ -427,6 +455,7 @@ def test_a_rate_that_falls_more_than_runs_drift_is_caught(
         known = save([with_rate(arm, name, rate) for rate in saved], limit)
         [checked] = check(arm if now is None else with_rate(arm, name, now), known)
         assert (checked.metric, checked.verdict) == (name, verdict)
+        assert checked.fails is (verdict is not OK)
 
 
 def test_thresholds_are_those_of_the_list_of_metrics() -> None:
