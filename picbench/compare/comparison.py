@@ -20,7 +20,7 @@ from picbench.settings import ComparisonSettings
 from picbench.statistics.intervals import FEW, Interval, Quantile
 from picbench.statistics.significance import Loss, holm, unseen_share
 from picbench.store.reader import Run
-from picbench.store.summary import BASELINE
+from picbench.store.summary import BASELINE, MARKS
 from picbench.tables.table import NOTHING, WIDTH, Column, Shown, Table, Value
 
 #: Settings that do not change what is asked of an engine. The requests that were made from named
@@ -234,8 +234,7 @@ def _comparison(
         if run.manifest.get("workload", {}).get("synthetic"):
             notes.append(f"{run.path}: the rows are synthetic")
         for name, arm in run.summary.items():
-            if arm.provenance == "simulated":
-                notes.append(f"{run.path}: the numbers of {name} are simulated")
+            notes += (f"{run.path}: {name} is {mark}: {MARKS[mark]}" for mark in arm.marks)
     score = next(iter(before.summary.values())).score
     return RunComparison(
         before=str(before.path),
@@ -264,7 +263,7 @@ SCHEMA = 2
 _LOSSES = {
     Loss.WITHIN: "loses less than {:g}, with 95 % confidence",
     Loss.BEYOND: "loses more than {:g}, with 95 % confidence",
-    Loss.UNKNOWN: "may lose more than {:g} or less",
+    Loss.UNKNOWN: "whether it loses more than {:g} is open",
 }
 
 

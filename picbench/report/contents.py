@@ -25,7 +25,7 @@ from picbench.statistics import intervals
 from picbench.statistics.significance import SURE, Loss
 from picbench.store.reader import Run, check_rows
 from picbench.store.records import SampleRow, Tally
-from picbench.store.summary import BASELINE, ArmSummary, summarise
+from picbench.store.summary import BASELINE, MARKS, ArmSummary, summarise
 from picbench.store.writer import FINAL, MEMORY, SAMPLES, SUMMARY, WORKLOAD
 from picbench.tables.run import stalled, subject_of
 
@@ -114,7 +114,7 @@ class RunContents:
         return [
             *([] if self.meaningful else [f"{weights} weights: scores mean nothing"]),
             *(["synthetic rows"] if self.manifest["workload"]["synthetic"] else []),
-            *(f"{name}: simulated" for name, arm in arms if arm.provenance == "simulated"),
+            *(f"{name}: {mark}" for name, arm in arms for mark in arm.marks),
             *([] if status == "complete" else [f"{status} run"]),
         ]
 
@@ -302,8 +302,7 @@ def cautions(contents: RunContents) -> Iterator[str]:
         if unparsed := arm.summary.outcomes.get("unparsed"):
             yield f"{name}: nothing to score in {unparsed} replies, which count as 0."
     for name, summary in summaries.items():
-        if summary.provenance == "simulated":
-            yield f"{name} is simulated: no engine computed anything, its numbers are a model's."
+        yield from (f"{name} is {mark}: {MARKS[mark]}." for mark in summary.marks)
     for line in (*stalled(summaries), *delay_lines(summaries)):
         yield line.replace("`", "")
     for name, document in manifest["arms"].items():

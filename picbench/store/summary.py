@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain, pairwise
+from itertools import chain, compress, pairwise
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -16,6 +16,12 @@ from picbench.store.records import Outcome, SampleRow, ServerCounts, Tally, sum_
 
 #: The arm that ratios are taken to.
 BASELINE = "full"
+
+#: What stands beside the numbers of an arm, wherever they are shown, and what it means.
+MARKS = {
+    "simulated": "no engine computed anything, its numbers are a model's",
+    "served without reuse": "it reused none of the chunks that it was sent",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +187,11 @@ class ArmSummary:
             return self.tokens.reused / self.tokens.prompt if self.tokens.prompt else None
         return None if self.counted is None else self.counted.reused_share
 
+    @property
+    def marks(self) -> list[str]:
+        """Those of MARKS that the arm has."""
+        return [*compress(MARKS, (self.provenance == "simulated", self.without_reuse))]
+
     def ttft_s(self, percentile: str) -> float | None:
         """TTFT in seconds at ``"p50"`` or another percentile; None where none was measured."""
         return None if self.ttft_ms is None else float(getattr(self.ttft_ms, percentile)) / 1e3
@@ -246,12 +257,7 @@ def summarise(
 
 def labels_of(arms: Mapping[str, ArmSummary]) -> dict[str, str]:
     """The names of arms as tables and figures show them."""
-    labels = {}
-    for name, arm in arms.items():
-        marks = ["simulated"] * (arm.provenance == "simulated")
-        marks += ["served without reuse"] * arm.without_reuse
-        labels[name] = f"{name} ({', '.join(marks)})" if marks else name
-    return labels
+    return {n: f"{n} ({', '.join(arm.marks)})" if arm.marks else n for n, arm in arms.items()}
 
 
 def summarise_memory(

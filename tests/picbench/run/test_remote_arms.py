@@ -158,7 +158,7 @@ def test_a_simulated_arm_is_marked_from_the_manifest_to_the_figures(
     assert page.count("sim: simulated") > 3
     assert "sim is simulated: no engine computed anything" in page
     compared = invoke("compare", output, "--arms", "full,sim")
-    assert "the numbers of sim are simulated" in compared.stdout, compared.output
+    assert "sim is simulated: no engine computed anything" in compared.stdout, compared.output
 
 
 def test_failing_requests_are_failed_rows(harness: Harness, tmp_path: Path) -> None:
@@ -306,6 +306,11 @@ def test_a_server_that_ignores_chunks_is_said_to(
     assert json.loads(result.stdout.splitlines()[-1])["exit_code"] == 3
     assert read(output / "summary.json")["arms"]["theirs"]["without_reuse"] is True
     assert "| theirs (served without reuse) |" in (output / "table.md").read_text()
+    assert CliRunner().invoke(main, ["report", str(output)]).exit_code == 0
+    said = "theirs is served without reuse: it reused none of the chunks that it was sent"
+    assert f"<li>{said}.</li>" in (output / "report.html").read_text("utf-8")
+    compared = CliRunner().invoke(main, ["compare", str(output), str(output)])
+    assert said in " ".join(compared.stdout.split()), compared.output
 
 
 @pytest.mark.parametrize(("reused", "code"), [(9, 0), (1, 3)])
