@@ -116,9 +116,9 @@ class _Choice(pydantic.BaseModel):
 
 
 class _Usage(pydantic.BaseModel):
-    prompt_tokens: int
-    completion_tokens: int = 0
-    cached_tokens: int | None = pydantic.Field(
+    prompt_tokens: pydantic.NonNegativeInt
+    completion_tokens: pydantic.NonNegativeInt = 0
+    cached_tokens: pydantic.NonNegativeInt | None = pydantic.Field(
         None, validation_alias=pydantic.AliasPath("prompt_tokens_details", "cached_tokens")
     )
 
@@ -165,6 +165,8 @@ async def stream_completion(
     if usage.prompt_tokens != prompt_tokens:
         counted = f"the server counted {usage.prompt_tokens} prompt tokens"
         raise ReplyError(f"{counted} where {prompt_tokens} were sent: it is not the same prompt")
+    if (cached := usage.cached_tokens or 0) > prompt_tokens:
+        raise ReplyError(f"the server found {cached} of {prompt_tokens} prompt tokens in its cache")
     text = "".join(choice.text or "" for _, choice in frames)
     if text and not usage.completion_tokens:
         raise ReplyError("the server counted no token in a reply that has text")

@@ -160,6 +160,8 @@ def test_without_a_text_of_the_same_ids_the_request_fails() -> None:
             {"counts": lambda prompt: len(prompt) + 1},
             "the server counted 5 prompt tokens where 4 were sent",
         ),
+        ({"cached": 5}, "the server found 5 of 4 prompt tokens in its cache"),
+        ({"cached": -1}, "the server streams what is no completion: .*-1"),
     ],
 )
 def test_a_stream_that_is_no_completion_is_a_failure(answer: Any, message: str) -> None:
