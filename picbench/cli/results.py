@@ -215,8 +215,7 @@ def report(*, runs: tuple[str, ...], output: Path | None, margin: float) -> None
     from picbench.report.page import write_report
 
     paths = [Path(run) for run in runs]
-    folder = paths[0] if len(paths) == 1 else Path()
-    file = output if output is not None else folder / "report.html"
+    file = output or (paths[0] if len(paths) == 1 else Path()) / "report.html"
     write_report(paths, file, margin)
     click.echo(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")
 

@@ -334,8 +334,7 @@ def compare_arms(
         counters=(*_counters(first, second), *_totals(TOTALS, before, after)),
         flips=tuple(sorted(flips, key=lambda f: -abs((f.after or 0.0) - (f.before or 0.0)))),
         repeatability=significance.nondeterminism(
-            dict(zip(first.samples, first.outputs, strict=True)),
-            dict(zip(second.samples, second.outputs, strict=True)),
+            *(dict(zip(arm.samples, arm.outputs, strict=True)) for arm in (first, second))
         ),
         reworded=tuple(
             row[0] for row, other in zip(scores, others, strict=True) if other and row[1] == row[2]

@@ -76,8 +76,8 @@ class _Loss(TypedDict):
     loss: Annotated[float, Field(gt=0, lt=1)]
 
 
-def _is_none(value: object) -> bool:
-    return value is None
+#: Is left out of files where it is None.
+_UNSET: Any = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Thresholds(_Model):
@@ -88,14 +88,14 @@ class Thresholds(_Model):
     """
 
     score: _Margin | None = None
-    outputs: Literal["exact"] | None = Field(default=None, exclude_if=_is_none)
+    outputs: Literal["exact"] | None = _UNSET
     ttft_ms: _Slowdown | None = None
     tpot_ms: _Slowdown | None = None
     e2e_ms: _Slowdown | None = None
     ttft_vs_full: _Slowdown | None = None
     tpot_vs_full: _Slowdown | None = None
-    goodput_req_s: _Loss | None = Field(default=None, exclude_if=_is_none)
-    throughput_tok_s: _Loss | None = Field(default=None, exclude_if=_is_none)
+    goodput_req_s: _Loss | None = _UNSET
+    throughput_tok_s: _Loss | None = _UNSET
     counters: Mapping[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
 
     @field_validator("counters")

@@ -30,8 +30,9 @@ _NEUTRAL = {
     *("prompts", "requests", "self_check", "slo"),
 }
 
-#: Of the workload, what the fingerprint of its requests does not cover.
+#: Of the workload, what the fingerprint of its requests does not cover; of a CPU, what times need.
 _WORKLOAD = ("fingerprint", "samples", "arrivals", "preloaded_chunks")
+_CPU = ("model", "cores", "instructions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +76,7 @@ def conditions_of(manifest: Mapping[str, Any]) -> Conditions:
             **({"cache": manifest["cache"]} if "cache" in manifest else {}),
         },
         hardware={
-            "provenance.cpu.model": cpu.get("model"),
-            "provenance.cpu.cores": cpu.get("cores"),
-            **(
-                {"provenance.cpu.instructions": cpu["instructions"]}
-                if "instructions" in cpu
-                else {}
-            ),
+            **{f"provenance.cpu.{name}": cpu[name] for name in _CPU if name in cpu},
             "provenance.gpus": [gpu.get("name") for gpu in provenance.get("gpus", [])],
         },
         versions={
@@ -181,8 +176,7 @@ def compare_runs(before: Run, after: Run, settings: ComparisonSettings) -> RunCo
 def compare_own_arms(run: Run, settings: ComparisonSettings) -> RunComparison:
     """Compare arms of one run: the two that are named, or `full` with each of the others."""
     arms, notes = measured_arms(run), list[str]()
-    others = [name for name in arms if name != BASELINE]
-    name, *others = settings.arms or (BASELINE, *others)
+    name, *others = settings.arms or (BASELINE, *(name for name in arms if name != BASELINE))
     first = _find(name, arms, run)
     if not others:
         raise ConfigError(f"{run.path} has a single arm", hint="name a second run")
@@ -228,8 +222,7 @@ def _comparison(
     found: Sequence[Mismatch] = (),
 ) -> RunComparison:
     for run in (before, after):
-        status = run.manifest.get("status")
-        if status != "complete":
+        if (status := run.manifest.get("status")) != "complete":
             notes.append(f"{run.path} is {status}: what it lacks is left out")
         if run.manifest.get("workload", {}).get("synthetic"):
             notes.append(f"{run.path}: the rows are synthetic")

@@ -159,11 +159,9 @@ def judge_arms(
     )
 
 
-#: The fields of a `Check` but the arm, the last one where it is not false.
-_Found = (
-    tuple[str, GateVerdict, float, float | None, str]
-    | tuple[str, GateVerdict, float, float | None, str, bool]
-)
+#: The fields of a `Check` but the arm, and what is judged by a ratio.
+_Found = tuple[str, GateVerdict, float, float | None, str, bool]
+_Change = MetricChange | CounterChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +194,8 @@ class _ArmChecks:
             timed = metric.change.pairs if metric else 0
             if timed < expected:
                 message = f"measured of {expected:,} before, of {timed:,} of these now"
-                yield name, unsure, expected, timed, message
-        whole = {change.name: change for change in self.comparison.counters}
-        whole |= {change.name: change for change in self.comparison.rates}
+                yield name, unsure, expected, timed, message, False
+        whole = {c.name: c for c in (*self.comparison.counters, *self.comparison.rates)}
         for name, tolerance in limits.counters.items():
             if name in whole:
                 yield self._count(whole[name], tolerance)
@@ -254,7 +251,7 @@ class _ArmChecks:
         if counter.samples:
             message += f", other in {counter.samples} of {self.comparison.pairs} samples"
         verdict = GateVerdict.OK if same else GateVerdict.REGRESSION
-        return counter.name, verdict, counter.before, counter.after, message
+        return counter.name, verdict, counter.before, counter.after, message, False
 
     def _outputs(self) -> Iterator[_Found]:
         """Answers with other tokens, where there are some or the baseline asks for the same."""
@@ -270,7 +267,7 @@ class _ArmChecks:
         verdict = GateVerdict.OK
         if asked and answers.differing:
             verdict = GateVerdict.REGRESSION if self.alike else GateVerdict.INCONCLUSIVE
-        yield OUTPUTS, verdict, 0, answers.differing, message
+        yield OUTPUTS, verdict, 0, answers.differing, message, False
 
     def _score(self, metric: MetricChange, margin: float) -> _Found:
         """A loss on these requests beyond the margin is a regression, unless it may be chance."""
@@ -283,16 +280,11 @@ class _ArmChecks:
             f"{metric.before:.4f} before, {metric.after:.4f} now: {change.value:+.4f}, "
             f"{metric.wins} won, {metric.losses} lost, p {p:.2g}; margin {margin:g}"
         )
-        beyond = verdict is GateVerdict.INCONCLUSIVE
-        return metric.name, verdict, metric.before, metric.after, message, beyond
+        unsure = verdict is GateVerdict.INCONCLUSIVE
+        return metric.name, verdict, metric.before, metric.after, message, unsure
 
     def _beyond(
-        self,
-        metric: MetricChange | CounterChange,
-        ratio: float,
-        limit: float,
-        reach: float | None,
-        message: str,
+        self, metric: _Change, ratio: float, limit: float, reach: float | None, message: str
     ) -> _Found:
         """A ratio above its limit is a regression unless chance, up to `reach`, explains it."""
         verdict = GateVerdict.OK
@@ -345,8 +337,8 @@ OUTPUTS = "outputs"
 
 def _told(result: GateResult) -> list[Check]:
     """What is not ok, and answers with other tokens."""
-    verdicts = (GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE)
-    return [c for c in result.checks if c.verdict in verdicts or (c.metric == OUTPUTS and c.after)]
+    ok = GateVerdict.OK
+    return [c for c in result.checks if c.verdict != ok or (c.metric == OUTPUTS and c.after)]
 
 
 def _text(result: GateResult) -> str:
@@ -356,8 +348,8 @@ def _text(result: GateResult) -> str:
 
 
 def _json(result: GateResult) -> str:
-    values = {"schema": SCHEMA, "verdict": result.verdict, **asdict(result)}
-    return json.dumps(values, allow_nan=False)
+    found = {"schema": SCHEMA, "verdict": result.verdict, **asdict(result)}
+    return json.dumps(found, allow_nan=False)
 
 
 def _annotations(result: GateResult) -> str:

@@ -121,9 +121,7 @@ def _arm(requests: Sequence[tuple[MeasuredArm, int]]) -> MeasuredArm:
         outputs=tuple(arm.outputs[place] for arm, place in requests),
         scores=tuple(arm.scores[place] for arm, place in requests),
         times={t: tuple(arm.times[t][place] for arm, place in requests) for t in TIMES},
-        counters={
-            c: tuple(arm.counters[c][place] for arm, place in requests) for c in model.counters
-        },
+        counters={},
         totals={},
     )
 

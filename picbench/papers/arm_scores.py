@@ -16,12 +16,13 @@ from picbench.engines.algorithms import Algorithm, Registry
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.pages import GAP, SlotKind
-from picbench.engines.planning.policy import LayoutConfig, Segment
+from picbench.engines.planning.policy import LayoutConfig
 from picbench.errors import ConfigError, DataError, closest, first_refusal
 from picbench.figures.frontier import FrontierPoint, draw_frontier
 from picbench.files import write_json
 from picbench.papers.data import ends
 from picbench.papers.settings import BASE, FILES
+from picbench.run.job import segments_of
 from picbench.run.measurements import Outcome, ScoredPage
 from picbench.statistics import intervals
 from picbench.statistics.intervals import Values
@@ -73,16 +74,11 @@ def planned_links(sample: Sample, algorithm: Algorithm) -> int:
 
     They are recomputed in chunks, or added to the prompt: link tokens, BOS, visible pads.
     """
-    given = [
-        Segment(s.tokens, chunk=s.kind == "chunk", context=s.context)
-        for s in sample.segments
-        if s.tokens
-    ]
     # Which tokens are added makes no difference to their number.
     layout = LayoutConfig(
         BLOCK_SIZE, pad=algorithm.pads, bos_token=0, documents=algorithm.documents
     )
-    plan = lay_out(algorithm.arrange(given, layout), algorithm.plan_chunk, layout)
+    plan = lay_out(algorithm.arrange(segments_of(sample), layout), algorithm.plan_chunk, layout)
     return sum(
         kind is SlotKind.LINKED or (kind is SlotKind.PAD and position != GAP)
         for page in plan.computed

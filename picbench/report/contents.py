@@ -132,12 +132,11 @@ def read_contents(run: Run, margin: float) -> RunContents:
     if summary and run.manifest["status"] in FINAL and (run.path / SAMPLES).exists():
         check_rows(run)
     ledger = _read_if_there(lambda: run.ledger, run.path / MEMORY)
-    sent = (run.path / WORKLOAD).exists()
     known = {
         SAMPLES: rows,
         SUMMARY: summary,
         MEMORY: ledger is not None and len(ledger),
-        WORKLOAD: sent,
+        WORKLOAD: (run.path / WORKLOAD).exists(),
     }
     # Rows alone, of a run that ended early, say no throughput and no blocks.
     summaries = summary or summarise(
@@ -189,8 +188,8 @@ def _compare_with_full(
     if not found:
         return None, notes
     score, path = next(iter(run.summary.values())).score, str(run.path)
-    compared = adjusted(found)
-    return RunComparison(path, path, score.metric, score.meaningful, settings, compared), notes
+    told = (score.metric, score.meaningful, settings, adjusted(found))
+    return RunComparison(path, path, *told), notes
 
 
 def drop_at_most(metric: MetricChange) -> float | None:

@@ -83,15 +83,16 @@ def blocks(tokens: int) -> int:
     return -(-tokens // BLOCK_SIZE)
 
 
+def segments_of(sample: Sample) -> list[Segment]:
+    """What an algorithm arranges: the segments that have tokens."""
+    found = (s for s in sample.segments if s.tokens)
+    return [Segment(s.tokens, chunk=s.kind == "chunk", context=s.context) for s in found]
+
+
 def _plan(sample: Sample, algorithms: Sequence[Algorithm]) -> tuple[int, int]:
     """Blocks that a sample needs under any algorithm, and where what they add to it ends."""
     need = blocks(sample.prompt_tokens + sample.max_tokens) + CHUNK_EXTRA * len(sample.chunks)
-    end = 0
-    given = [
-        Segment(s.tokens, chunk=s.kind == "chunk", context=s.context)
-        for s in sample.segments
-        if s.tokens
-    ]
+    given, end = segments_of(sample), 0
     for algorithm in algorithms:
         if algorithm.reuse is not Reuse.CHUNKS or not sample.chunks:
             continue

@@ -174,7 +174,7 @@ class Grader:
         return score, "abstained" if score < 1 and self.abstained(reply) else "answered"
 
 
-#: What files may have: a time, and a score.
+#: What files may have.
 Time = Annotated[float, Field(ge=0)]
 Score = Annotated[float, Field(ge=0, le=1)]
 
