@@ -402,7 +402,7 @@ class WarmConfig(SettingsModel):
         metavar="NAME[:OPTION=VALUE...]",
     )
     prefix: str | None = setting(
-        None, "The text in front of chunks, for anchored=on.", metavar="TEXT"
+        None, "The text in front of chunks, for anchor=head.", metavar="TEXT"
     )
     model: str = setting(
         "testbed",

@@ -38,6 +38,17 @@ class NumberRange:
         return f"{kind} from {self.low} to {self.high}"
 
 
+class Anchors:
+    """What users may say of anchors."""
+
+    def parse(self, text: str) -> Anchor | None:
+        """The anchor that `text` names; None if it is none."""
+        return {"off": Anchor(), "head": Anchor(head=True)}.get(text)
+
+    def __str__(self) -> str:
+        return "off|head"
+
+
 class Reuse(Enum):
     """What an algorithm reuses of earlier requests."""
 
@@ -47,7 +58,11 @@ class Reuse(Enum):
 
 
 def option(
-    default: Any, text: str, choices: tuple[Any, ...] | NumberRange, *, named: bool = False
+    default: Any,
+    text: str,
+    choices: tuple[Any, ...] | NumberRange | Anchors,
+    *,
+    named: bool = False,
 ) -> Any:
     """A dataclass field that users can set: ``name:field=value``, to one of its choices.
 
@@ -141,15 +156,10 @@ class ChunkAlgorithm(Algorithm):
     """An algorithm that compiles chunks, with their common options; requests share blocks."""
 
     pad: str = option("masked", "how chunks fill whole blocks", ("masked", "paper"))
-    anchored: str = option("off", "compile chunks after the prompt's first text", ("off", "on"))
+    anchor: Anchor = option(Anchor(), "what chunks are compiled after", Anchors())  # noqa: RUF009
     context: str = option(
         "none", "compile a chunk after its document's text before it", ("none", "document")
     )
-
-    @property
-    def anchor(self) -> Anchor:
-        """What chunks are compiled after."""
-        return Anchor.PREFIX if self.anchored == "on" else Anchor.NONE
 
 
 @dataclass(frozen=True)

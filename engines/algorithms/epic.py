@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import CopyingAlgorithm, NumberRange, option
-from picbench.engines.planning.policy import SINKS, Anchor, ChunkPolicy, LayoutConfig, Segment
+from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Segment
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Epic(CopyingAlgorithm):
 
     #: A request may name any, and they are made before it is known that they fit no context.
     sinks: int = option(
-        SINKS, "BOS tokens that chunks are compiled after, for k=0", NumberRange(1, 4096)
+        4, "BOS tokens that chunks are compiled after, for k=0", NumberRange(1, 4096)
     )
 
     def arrange(self, segments: Sequence[Segment], layout: LayoutConfig) -> Sequence[Segment]:
@@ -50,16 +50,10 @@ class Epic(CopyingAlgorithm):
             return segments
         return [s.framed(lead=(layout.bos,)) if s.chunk else s for s in segments]
 
-    @property
-    def anchor(self) -> Anchor:
-        """BOS tokens for k = 0, unless chunks are compiled after the prompt's first text."""
-        if self.k == 0 and self.anchored == "off":
-            return Anchor.BOS
-        return super().anchor
-
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link the first k tokens; the prompt's first chunk is exempt."""
         linked = range(min(self.k, length)) if index else range(0)
-        return ChunkPolicy(
-            linked=linked, anchor=self.anchor, sinks=self.sinks, private=self.private
-        )
+        # After BOS tokens for k = 0, unless users name another anchor.
+        bos = self.k == 0 and self.anchor == Anchor()
+        anchor = Anchor(bos=self.sinks) if bos else self.anchor
+        return ChunkPolicy(linked=linked, anchor=anchor, private=self.private)

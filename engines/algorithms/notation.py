@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint
 from inspect import signature
 from typing import Any
 
-from picbench.engines.algorithms.base import Algorithm, NumberRange
+from picbench.engines.algorithms.base import Algorithm
 from picbench.errors import ConfigError, closest
 from picbench.plugins import installed, load_class
 
@@ -138,11 +138,11 @@ def _setting(kind: type[Algorithm], spec: str, setting: str) -> tuple[str, Any]:
 
 def _value(option: Field[Any], spec: str, text: str) -> Any:
     choices = option.metadata["choices"]
-    if isinstance(choices, NumberRange):
-        found, allowed = choices.parse(text), str(choices)
-    else:
+    if isinstance(choices, tuple):
         found = next((choice for choice in choices if text == str(choice)), None)
         allowed = ", ".join(map(str, choices))
+    else:
+        found, allowed = choices.parse(text), str(choices)
     if found is None:
         raise ConfigError(f"{spec!r}: {option.name}={text} is not possible", hint=f"use {allowed}")
     return found
@@ -152,6 +152,6 @@ def _options_text(kind: type[Algorithm]) -> str:
     texts = []
     for option in kind.options():
         choices = option.metadata["choices"]
-        values = choices if isinstance(choices, NumberRange) else "|".join(map(str, choices))
+        values = "|".join(map(str, choices)) if isinstance(choices, tuple) else choices
         texts.append(f"{option.name}={values} (default {option.default})")
     return ", ".join(texts)

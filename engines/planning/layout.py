@@ -190,7 +190,7 @@ class _Builder:
         self._copied: list[PlacedChunk] = []
         self._canonicals: dict[tuple[Key, tuple[int, ...]], Canonical] = {}
         self._computed = ComputedTokens()
-        self._anchors: dict[tuple[str, int], tuple[AnchorText, Key]] = {}
+        self._anchors: dict[Anchor, tuple[AnchorText, Key]] = {}
         self._events: list[ChunkEvent] = []
         self._selections: set[DeviationSelection | QuestionSelection | None] = set()
         self._lengths: list[int] = []
@@ -353,19 +353,19 @@ class _Builder:
 
     def _before(self, policy: ChunkPolicy, segment: Segment) -> tuple[AnchorText, Key]:
         """What a chunk is compiled after, the anchor and its document so far; the anchor's key."""
-        name = policy.anchor.value, policy.sinks
-        anchor, root = self._anchors.get(name) or self._make_anchor(policy)
+        known = self._anchors.get(policy.anchor)
+        anchor, root = known or self._make_anchor(policy.anchor)
         context = segment.context if self._layout.documents else ()
         if policy.fixed and (anchor.anchor or context):
             raise ValueError("a chunk at a fixed position has neither anchor nor document")
         return anchor.with_context(context) if context else anchor, root
 
-    def _make_anchor(self, policy: ChunkPolicy) -> tuple[AnchorText, Key]:
+    def _make_anchor(self, given: Anchor) -> tuple[AnchorText, Key]:
         scope, keys, tokens = self._layout.scope, tuple[Key, ...](), tuple[int, ...]()
-        if policy.anchor is Anchor.PREFIX:
+        if given.head:
             tokens, keys = self._lead, tuple(self._prefix_keys)
-        elif policy.anchor is Anchor.BOS:
-            tokens = (self._layout.bos,) * policy.sinks
+        elif given.bos:
+            tokens = (self._layout.bos,) * given.bos
         anchor = AnchorText(tokens, self._layout.block_size, scope, keys)
-        found = self._anchors[policy.anchor.value, policy.sinks] = anchor, anchor_key(scope, tokens)
+        found = self._anchors[given] = anchor, anchor_key(scope, tokens)
         return found

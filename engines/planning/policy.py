@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, StrEnum
+from enum import StrEnum
 from itertools import chain
 from math import floor
 from operator import attrgetter
@@ -15,19 +15,19 @@ from picbench.engines.planning.documents import Context
 from picbench.engines.planning.pages import SlotKind
 from picbench.errors import ConfigError
 
-#: BOS tokens that a chunk is compiled after for LegoLink-0 (arXiv 2410.15332).
-SINKS = 4
 
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Tokens in view before a chunk while it is compiled, whose KV is then discarded.
 
-class Anchor(Enum):
-    """Tokens in view before a chunk while it is compiled: none, BOS tokens, the prompt's text.
-
-    BOS tokens are discarded afterwards; PREFIX is the prompt's text before its first chunk.
+    They are so many BOS tokens (`bos`), or the `head`: the prompt's text before its first chunk.
     """
 
-    NONE = "none"
-    BOS = "bos"
-    PREFIX = "prefix"
+    head: bool = False
+    bos: int = 0
+
+    def __str__(self) -> str:
+        return "head" if self.head else "off"
 
 
 class Pad(StrEnum):
@@ -206,18 +206,16 @@ class ChunkPolicy:
     """How one chunk of a prompt is compiled and linked.
 
     `linked` are the indices, ascending, of the chunk's tokens that are recomputed with the whole
-    logical prefix in view. `anchor` is what the chunk is compiled after, `sinks` of them if these
-    are BOS tokens. `private` copies its canonical KV into the request's own blocks; otherwise
-    requests share blocks. A `fixed` chunk is compiled at the positions that it has in the prompt,
-    and is another one at other positions; it has neither anchor nor document. With a `selection`
-    the worker that computes the request links further tokens; all chunks of a prompt have the same
-    one then. If it is by deviation they are private, because canonical KV of the first layers is
-    replaced.
+    logical prefix in view. `anchor` is what the chunk is compiled after. `private` copies its
+    canonical KV into the request's own blocks; otherwise requests share blocks. A `fixed` chunk is
+    compiled at the positions that it has in the prompt, and is another one at other positions; it
+    has neither anchor nor document. With a `selection` the worker that computes the request links
+    further tokens; all chunks of a prompt have the same one then. If it is by deviation they are
+    private, because canonical KV of the first layers is replaced.
     """
 
     linked: Sequence[int] = ()
-    anchor: Anchor = Anchor.NONE
-    sinks: int = SINKS
+    anchor: Anchor = Anchor()
     private: bool = False
     fixed: bool = False
     selection: DeviationSelection | QuestionSelection | None = None

@@ -190,7 +190,7 @@ def selftest(services: "Services | None", /, *, as_json: bool, **flags: Any) -> 
 @click.option(
     "--algo",
     default="full,prefix,reorder,epic:k=16,epic:k=16:copy=shared,mepic,naive,"
-    "mepic:anchored=on:context=document",
+    "mepic:anchor=head:context=document",
     show_default=True,
     metavar="SPEC,...",
     help="Arms to count: any of picbench list algorithms, with its options.",

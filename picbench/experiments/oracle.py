@@ -65,7 +65,7 @@ def cases(vocabulary: int, orders: Sequence[str] = ORDERS) -> Iterator[OracleCas
     chunks = {name: Chunk(tokens=t, document=before[name] + t) for name, t in tokens.items()}
     for order in orders:
         known = mepic().anchored().within([before[name] for name in order])
-        for algorithm, rule in {**rules, "mepic:anchored=on:context=document": known}.items():
+        for algorithm, rule in {**rules, "mepic:anchor=head:context=document": known}.items():
             question = Text(tokens=draw(19, f"{order} {algorithm}"))
             segments = [Text(tokens=draw(21, "system")), *(chunks[n] for n in order), question]
             yield OracleCase(f"{algorithm} {order}", Request(segments, algorithm=algorithm), rule)

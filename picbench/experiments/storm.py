@@ -27,7 +27,7 @@ from picbench.workloads.models.shapes import all_shapes, materialise
 #: Algorithms of requests with chunks.
 ALGORITHMS = (
     *("mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "cacheblend:r=0.15"),
-    *("cacheblend:r=0.15:select=first", "full", "prefix", "mepic:pad=paper", "naive:anchored=on"),
+    *("cacheblend:r=0.15:select=first", "full", "prefix", "mepic:pad=paper", "naive:anchor=head"),
     *("block-attention", "prompt-cache", "kvlink:n=5"),
 )
 

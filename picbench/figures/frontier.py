@@ -161,11 +161,11 @@ def _percent(pairs: Sequence[tuple[float, float]]) -> Iterator[list[float]]:
 
 #: Families of the options that are picbench's own.
 _OWN = {
-    frozenset({"anchored=on"}): "anchor",
+    frozenset({"anchor=head"}): "anchor",
     frozenset({"context=document"}): "document",
     frozenset({"select=question"}): "question",
-    frozenset({"anchored=on", "context=document"}): "both",
-    frozenset({"anchored=on", "context=document", "select=question"}): "all",
+    frozenset({"anchor=head", "context=document"}): "both",
+    frozenset({"anchor=head", "context=document", "select=question"}): "all",
 }
 
 

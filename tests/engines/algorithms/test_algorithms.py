@@ -61,15 +61,15 @@ def test_links(spec, index, length, linked):
 @pytest.mark.parametrize(
     ("spec", "anchor"),
     [
-        ("naive", Anchor.NONE),
-        ("epic:k=0", Anchor.BOS),
-        ("epic:k=0:anchored=on", Anchor.PREFIX),
-        ("epic:k=8", Anchor.NONE),
-        ("mepic:anchored=on", Anchor.PREFIX),
+        ("naive", Anchor()),
+        ("epic:k=0", Anchor(bos=4)),
+        ("epic:k=0:anchor=head", Anchor(head=True)),
+        ("epic:k=8", Anchor()),
+        ("mepic:anchor=head", Anchor(head=True)),
     ],
 )
 def test_anchors(spec, anchor):
-    assert parse(spec).plan_chunk(1, 20).anchor is anchor
+    assert parse(spec).plan_chunk(1, 20).anchor == anchor
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def test_cacheblend_leaves_the_choice_to_the_worker(deviation):
 
 
 def test_mepic_leaves_the_choice_to_the_worker():
-    policy = parse("mepic:select=question:blocks=2:anchored=on").plan_chunk(1, 100)
+    policy = parse("mepic:select=question:blocks=2:anchor=head").plan_chunk(1, 100)
     assert policy.selection == QuestionSelection(32)
-    assert (list(policy.linked), policy.anchor, policy.private) == ([], Anchor.PREFIX, False)
+    assert (list(policy.linked), policy.anchor, policy.private) == ([], Anchor(head=True), False)
     assert parse("mepic:select=first").plan_chunk(1, 100).selection is None
 
 

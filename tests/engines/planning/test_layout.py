@@ -20,7 +20,7 @@ contexts = st.just(()) | st.lists(token, max_size=40).map(tuple)
 segments = st.lists(
     st.builds(Segment, tokens=tokens, chunk=st.booleans(), context=contexts), min_size=1, max_size=6
 )
-anchors = st.sampled_from([Anchor.NONE, Anchor.PREFIX, Anchor.BOS])
+anchors = st.sampled_from([Anchor(), Anchor(head=True), Anchor(bos=4)])
 pads = st.sampled_from(list(Pad))
 
 
@@ -344,7 +344,7 @@ def test_a_chunk_with_one_missing_block_is_missing():
 
 def test_bos_anchor_is_compiled_and_discarded():
     def bos(index: int, length: int) -> ChunkPolicy:
-        return ChunkPolicy(anchor=Anchor.BOS)
+        return ChunkPolicy(anchor=Anchor(bos=4))
 
     plan = lay_out([Segment((3,) * 16, chunk=True), Segment((4,))], bos, layout())
     compiled = plan.canonicals[0].compile_plan()
@@ -356,7 +356,7 @@ def test_bos_anchor_is_compiled_and_discarded():
 
 def test_anchored_chunks_are_compiled_right_after_the_prefix():
     def anchored(index: int, length: int) -> ChunkPolicy:
-        return ChunkPolicy(anchor=Anchor.PREFIX)
+        return ChunkPolicy(anchor=Anchor(head=True))
 
     text = tuple(range(200, 220))
     prompt = [

@@ -200,7 +200,7 @@ def test_bad_places_are_refused():
         empty = Segment((0,) * 4, chunk=True, slots=(Slot(0, 4, ()),))
         lay_out([Segment((9,)), empty], none, LAYOUT)
     with pytest.raises(ValueError, match="neither anchor nor document"):
-        lay_out([chunk], lambda i, n: ChunkPolicy(anchor=Anchor.BOS, fixed=True), LAYOUT)
+        lay_out([chunk], lambda i, n: ChunkPolicy(anchor=Anchor(bos=4), fixed=True), LAYOUT)
     with pytest.raises(ValueError, match="neither anchor nor document"):
         known = replace(chunk, context=(1, 2))
         lay_out([known], lambda i, n: ChunkPolicy(fixed=True), replace(LAYOUT, documents=True))

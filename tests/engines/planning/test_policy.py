@@ -126,12 +126,12 @@ prompts = st.lists(st.builds(Segment, tokens=tokens, chunk=st.booleans()), min_s
 shares = st.floats(0, 1)
 
 
-def picking(share: float, anchor: Anchor = Anchor.NONE):
+def picking(share: float, anchor: Anchor):
     selection = DeviationSelection(share, Deviation.VALUES)
     return lambda index, length: ChunkPolicy((), anchor, private=True, selection=selection)
 
 
-@given(prompts, shares, st.sampled_from([Anchor.NONE, Anchor.PREFIX]))
+@given(prompts, shares, st.sampled_from([Anchor(), Anchor(head=True)]))
 def test_a_plan_reserves_slots_for_what_is_picked(prompt, share, anchor):
     layout = LayoutConfig(SIZE)
     plan = lay_out(prompt, picking(share, anchor), layout)
@@ -161,14 +161,16 @@ def test_a_plan_reserves_slots_for_what_is_picked(prompt, share, anchor):
 )
 def test_the_share_is_rounded_down(share, count):
     chunks = [Segment(tuple(range(40)), chunk=True), Segment(tuple(range(60)), chunk=True)]
-    plan = lay_out([*chunks, Segment((1,))], picking(share), LayoutConfig(SIZE))
+    plan = lay_out([*chunks, Segment((1,))], picking(share, Anchor()), LayoutConfig(SIZE))
     assert plan.picks is not None
     assert plan.picks.count == count
     assert plan.count(SlotKind.LINKED) == count
 
 
 def test_the_last_token_is_computed_besides():
-    plan = lay_out([Segment(tuple(range(40)), chunk=True)], picking(1), LayoutConfig(SIZE))
+    plan = lay_out(
+        [Segment(tuple(range(40)), chunk=True)], picking(1, Anchor()), LayoutConfig(SIZE)
+    )
     assert plan.picks is not None
     assert plan.picks.count == 39
     assert plan.positions[-1] == 39
@@ -176,11 +178,11 @@ def test_the_last_token_is_computed_besides():
 
 def test_a_prompt_of_texts_or_of_one_token_has_nothing_to_pick():
     for prompt in ([Segment((1, 2))], [Segment((1,), chunk=True)]):
-        plan = lay_out(prompt, picking(0.5), LayoutConfig(SIZE))
+        plan = lay_out(prompt, picking(0.5, Anchor()), LayoutConfig(SIZE))
         assert plan.picks is None
 
 
-@given(prompts, st.integers(1, 3), st.sampled_from([Anchor.NONE, Anchor.PREFIX]))
+@given(prompts, st.integers(1, 3), st.sampled_from([Anchor(), Anchor(head=True)]))
 def test_by_the_question_as_many_are_linked_as_are_first(prompt, blocks, anchor):
     """Blocks of chunks are shared; what is computed has no key."""
     layout, most = LayoutConfig(SIZE), blocks * SIZE
@@ -212,7 +214,7 @@ def test_what_cannot_be_picked_from_is_refused():
     for prompt, pad in (([chunk, late], Pad.MASKED), ([chunk], Pad.PAPER)):
         for find in (lay_out, measure):
             with pytest.raises(ValueError, match=gaps):
-                find(prompt, picking(0.5), LayoutConfig(SIZE, pad=pad))
+                find(prompt, picking(0.5, Anchor()), LayoutConfig(SIZE, pad=pad))
     with pytest.raises(ValueError, match="different selections"):
         lay_out(
             [chunk, chunk],

@@ -10,13 +10,13 @@ from picbench.engines.request import Chunk, PromptSegment, Request, Text
 #: Every way to pad, to anchor, to copy and to share; `full` and `prefix` reuse no chunks.
 ALGORITHMS = (
     "mepic",
-    "mepic:pad=paper:anchored=on",
+    "mepic:pad=paper:anchor=head",
     "naive:pad=paper",
-    "naive:anchored=on",
+    "naive:anchor=head",
     "epic:k=0",
     "epic:k=16",
     "epic:k=1:copy=shared:pad=paper",
-    "epic:k=64:copy=shared:anchored=on",
+    "epic:k=64:copy=shared:anchor=head",
     "cacheblend:r=0.05:select=first:pad=paper",
     "cacheblend:r=0.3:select=first:copy=shared",
     "cacheblend:r=0.2",

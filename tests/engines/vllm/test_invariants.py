@@ -121,7 +121,7 @@ def test_shared_blocks_stay_bit_identical(engine, inside, draw):
     a, b = draw(60, 20), draw(45, 21)
     later = [
         request(b, a, question=draw(5, 22), algorithm=algorithm)
-        for algorithm in ("mepic", "naive", "epic:k=4", "epic:k=32", "mepic:anchored=on")
+        for algorithm in ("mepic", "naive", "epic:k=4", "epic:k=32", "mepic:anchor=head")
     ]
     assert not changed_by(inside, engine, request(a, b, question=draw(7, 23)), *later)
 

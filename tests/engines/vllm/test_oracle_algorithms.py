@@ -33,7 +33,7 @@ BOS, PAD = 1, 0
 
 REUSING: dict[str, Rule | Blend] = {
     "naive": naive(),
-    "naive:anchored=on": naive().anchored(),
+    "naive:anchor=head": naive().anchored(),
     "naive:pad=paper": naive().padded(PAD),
     "epic:k=0": epic_zero(BOS),
     "epic:k=0:sinks=1": epic_zero(BOS, 1),
@@ -46,7 +46,7 @@ REUSING: dict[str, Rule | Blend] = {
     "epic:k=32": epic(32),
     "epic:k=64": epic(64),
     "epic:k=16:pad=paper": epic(16).padded(PAD),
-    "epic:k=16:anchored=on": epic(16).anchored(),
+    "epic:k=16:anchor=head": epic(16).anchored(),
     "epic:k=16:copy=shared": epic(16),
     "epic:k=4:bos=chunk": epic_bos(4, BOS),
     "block-attention": block_attention(),
@@ -55,13 +55,13 @@ REUSING: dict[str, Rule | Blend] = {
     "kvlink:n=1": kvlink((PAD,)),
     "kvlink:n=5:first=7": kvlink(*(range(i, i + 5) for i in range(7, 27, 5))),
     "cacheblend:r=0.15": Blend(0.15),
-    "cacheblend:r=0.1:deviation=k:anchored=on": Blend(0.1, "k").anchored(),
+    "cacheblend:r=0.1:deviation=k:anchor=head": Blend(0.1, "k").anchored(),
     "cacheblend:r=0.15:select=first": first(0.15),
     "mepic": mepic(),
     "mepic:blocks=2": mepic(2),
     "mepic:pad=paper": mepic().padded(PAD),
-    "mepic:anchored=on": mepic().anchored(),
-    "mepic:pad=paper:anchored=on": mepic().anchored().padded(PAD),
+    "mepic:anchor=head": mepic().anchored(),
+    "mepic:pad=paper:anchor=head": mepic().anchored().padded(PAD),
 }
 RULES: dict[str, Rule | Blend] = {"full": full(), "prefix": full(), **REUSING}
 
@@ -141,7 +141,7 @@ def test_algorithms_and_orders(case: Case, algorithm: str, order: str) -> None:
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 150])
 @pytest.mark.parametrize(
     "algorithm",
-    ["naive", "naive:anchored=on", "epic:k=0", "epic:k=16", "mepic", "mepic:pad=paper"],
+    ["naive", "naive:anchor=head", "epic:k=0", "epic:k=16", "mepic", "mepic:pad=paper"],
 )
 def test_chunk_lengths(case: Case, algorithm: str, length: int) -> None:
     chunks = [case.chunk(length, 1), case.chunk(33, 2), case.chunk(length, 3)]
@@ -171,7 +171,7 @@ def test_chunk_alone(case: Case, algorithm: str) -> None:
     case.hold(algorithm, [case.chunk(40)])
 
 
-@pytest.mark.parametrize("algorithm", ["mepic:pad=paper", "mepic:pad=paper:anchored=on"])
+@pytest.mark.parametrize("algorithm", ["mepic:pad=paper", "mepic:pad=paper:anchor=head"])
 def test_neighbouring_texts_are_one(case: Case, algorithm: str) -> None:
     texts = [case.text(5, key) for key in range(5)]
     case.hold(algorithm, [*texts[:2], case.chunk(40), *texts[2:4], case.chunk(20), texts[4]])

@@ -20,15 +20,15 @@ CONTEXT = 512
 
 RULES: dict[str, Rule] = {
     "naive": naive(),
-    "naive:anchored=on": naive().anchored(),
-    "naive:pad=paper:anchored=on": naive().anchored().padded(PAD),
+    "naive:anchor=head": naive().anchored(),
+    "naive:pad=paper:anchor=head": naive().anchored().padded(PAD),
     "epic:k=0": epic_zero(BOS),
     "epic:k=16": epic(16),
-    "epic:k=16:anchored=on": epic(16).anchored(),
+    "epic:k=16:anchor=head": epic(16).anchored(),
     "epic:k=4:copy=shared": epic(4),
     "cacheblend:select=first": first(0.15),
     "mepic": mepic(),
-    "mepic:anchored=on": mepic().anchored(),
+    "mepic:anchor=head": mepic().anchored(),
     "mepic:pad=paper": mepic().padded(PAD),
 }
 

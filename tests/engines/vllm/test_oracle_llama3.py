@@ -16,7 +16,7 @@ APART = 0.1
 
 REUSING: dict[str, Rule | Blend] = {
     "naive": naive(),
-    "naive:anchored=on": naive().anchored(),
+    "naive:anchor=head": naive().anchored(),
     "epic:k=0": epic_zero(1),
     "epic:k=16": epic(16),
     "cacheblend:r=0.15": Blend(0.15),

@@ -16,7 +16,7 @@ TOLERANCE = 1e-3
 RULES: dict[str, Rule | Blend] = {
     "full": full(),
     "naive": naive(),
-    "naive:anchored=on": naive().anchored(),
+    "naive:anchor=head": naive().anchored(),
     "epic:k=16": epic(16),
     "cacheblend:r=0.2": Blend(0.2),
     "mepic": mepic(),

@@ -36,7 +36,7 @@ def contexts(segments: list[PromptSegment]) -> list[tuple[int, ...]]:
 
 
 def rule_of(spec: str, segments: list[PromptSegment]) -> Asked:
-    compiled = naive().anchored() if "anchored" in spec else naive()
+    compiled = naive().anchored() if "anchor" in spec else naive()
     if "context" in spec:
         compiled = compiled.within(contexts(segments))
     return Asked(2 if "blocks" in spec else 1, compiled)
@@ -44,7 +44,7 @@ def rule_of(spec: str, segments: list[PromptSegment]) -> Asked:
 
 @pytest.mark.parametrize(
     "options",
-    ["", ":blocks=2", ":anchored=on", ":context=document", ":anchored=on:context=document"],
+    ["", ":blocks=2", ":anchor=head", ":context=document", ":anchor=head:context=document"],
 )
 def test_what_is_picked_is_what_the_oracle_picks(
     starved: Engine, oracle: Oracle, draw: Any, deviation: Any, options: str
@@ -57,7 +57,7 @@ def test_what_is_picked_is_what_the_oracle_picks(
             rule = rule_of(options, segments)
             require_right(oracle, deviation, request, reply, rule)
             result, picked = reply
-            if "anchored" not in options:  # After its anchor a first chunk is the prompt's own.
+            if "anchor" not in options:  # After its anchor a first chunk is the prompt's own.
                 assert deviation(oracle, rule.compiled, request, result) > TOLERANCE
             lengths = chunk_lengths(request)
             assert len(picked) == sum(min(rule.blocks * 16, length) for length in lengths)

@@ -20,7 +20,7 @@ ALGORITHMS = [
     "epic:k=16",
     "epic:k=16:copy=shared",
     "cacheblend:r=0.15",
-    "mepic:anchored=on",
+    "mepic:anchor=head",
     "prefix",
     "full",
 ]

@@ -182,7 +182,7 @@ def test_a_figure_that_cannot_be_is_refused_before_the_trace_is_read(tmp_path: P
 
 def test_every_arm_of_the_registry_is_offered(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.jsonl", shared(6, 2))
-    arms = ["mepic:anchored=on:context=document", "epic:k=0", "mepic:pad=paper", *names()]
+    arms = ["mepic:anchor=head:context=document", "epic:k=0", "mepic:pad=paper", *names()]
     found = profiled(path, "--algo", ",".join(arms))["arms"]
     assert len(found) == len(set(arms))
     assert all(arm["unbounded"]["requests"] == 6 for arm in found.values())
@@ -201,7 +201,7 @@ def articles(path: Path) -> Path:
 
 
 def test_an_arm_that_keeps_answers_is_advised_and_its_loss_shown(tmp_path: Path) -> None:
-    keeping = "mepic:anchored=on:context=document"
+    keeping = "mepic:anchor=head:context=document"
     found = profiled(articles(tmp_path / "t.jsonl"))
     assert (found["advice"]["worth"], found["advice"]["arm"]) == ("yes", keeping)
     assert "which keeps 0.99-1.00 on synthetic-testbed of full" in found["advice"]["line"]
@@ -216,7 +216,7 @@ def test_a_loss_is_said_and_an_unknown_one_not_advised(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.jsonl", shared(60, 6))
     lossy = profiled(path, "--algo", "prefix,mepic")["advice"]
     assert lossy["line"].startswith("PIC is worth it if its loss is: mepic, which keeps 0.63-1.00")
-    for unknown in ("mepic:blocks=3", "mepic:anchored=on:context=document"):  # Of no document here.
+    for unknown in ("mepic:blocks=3", "mepic:anchor=head:context=document"):  # Of no document here.
         found = profiled(path, "--algo", f"prefix,{unknown}")
         assert (found["advice"]["worth"], found["advice"]["arm"]) == ("unknown", None)
         shown = run(str(path), "--algo", f"prefix,{unknown}")

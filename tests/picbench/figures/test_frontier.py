@@ -32,7 +32,7 @@ PANELS = {
         point("epic:k=16", 0.2, 0.7),
         point("epic:k=64", 0.7, 0.9),
         point("mepic", 0.2, 0.65),
-        point("mepic:anchored=on:context=document", 0.2, 0.99),
+        point("mepic:anchor=head:context=document", 0.2, 0.99),
         point("testbed:link/kvlink:n=5", 0.05, 0.96),
     ],
     "needle": [point("full", 1.0, 1.0), point("naive", 0.0, 0.6), point("mepic", 0.1, 0.61)],

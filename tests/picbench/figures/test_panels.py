@@ -37,7 +37,7 @@ def test_every_kind_of_panel_is_a_column_wide(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arms", [1, 7])
-@pytest.mark.parametrize("first", ["mepic", "mepic:anchored=on:context=document"])
+@pytest.mark.parametrize("first", ["mepic", "mepic:anchor=head:context=document"])
 def test_a_legend_fits_the_width_and_is_above_the_panels(
     first: str, arms: int, tmp_path: Path
 ) -> None:

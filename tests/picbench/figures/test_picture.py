@@ -37,17 +37,17 @@ BOS, PAD = 1, 0
 RULES: dict[str, Rule] = {
     "full": full(),
     "naive": naive(),
-    "naive:anchored=on": naive().anchored(),
+    "naive:anchor=head": naive().anchored(),
     "naive:pad=paper": naive().padded(PAD),
     "epic:k=0": epic_zero(BOS),
     "epic:k=0:sinks=1": epic_zero(BOS, 1),
     "epic:k=3": epic(3),
-    "epic:k=5:copy=shared:anchored=on": epic(5).anchored(),
+    "epic:k=5:copy=shared:anchor=head": epic(5).anchored(),
     "epic:k=4:bos=chunk": epic_bos(4, BOS),
     "kvlink:n=2": kvlink((PAD, PAD)),
     "mepic": mepic(),
     "mepic:blocks=2": mepic(2),
-    "mepic:pad=paper:anchored=on": mepic().anchored().padded(PAD),
+    "mepic:pad=paper:anchor=head": mepic().anchored().padded(PAD),
     "prompt-cache": naive(),
 }
 
@@ -205,10 +205,10 @@ def test_placeholders_are_seen_by_their_chunk_only() -> None:
     assert sum(row.role is None for row in rows) == 2
 
 
-@pytest.mark.parametrize("spec", ["epic:k=0", "epic:k=0:sinks=7", "naive:anchored=on"])
+@pytest.mark.parametrize("spec", ["epic:k=0", "epic:k=0:sinks=7", "naive:anchor=head"])
 def test_anchors_are_keys_before_the_prompt(spec: str) -> None:
     picture, _ = planned(spec, prompt())
-    anchor = {"epic:k=0": 4, "epic:k=0:sinks=7": 7, "naive:anchored=on": 20}[spec]
+    anchor = {"epic:k=0": 4, "epic:k=0:sinks=7": 7, "naive:anchor=head": 20}[spec]
     assert picture.anchor == anchor
     assert {len(line) for line in picture.mask} == {anchor + 110}
     assert picture.mask[0][:anchor] == bytes(anchor)

@@ -33,8 +33,8 @@ from picbench.papers.arm_scores import (
 from picbench.run.measurements import ScoredPage
 from picbench.workloads.sample import Sample, SampleSegment
 
-BEST = "mepic:anchored=on:context=document"
-COSTLY = "mepic:anchored=on"
+BEST = "mepic:anchor=head:context=document"
+COSTLY = "mepic:anchor=head"
 FACTS = GPU_FACTS | {"dtype": "bfloat16", "eager": False, "seed": 0}
 
 
@@ -128,7 +128,7 @@ def sample(*lengths: int, before: SampleSegment | None = None) -> Sample:
         ("mepic", 32),
         ("mepic:blocks=2", 64),
         ("mepic:select=question", 32),
-        ("mepic:anchored=on", 32),
+        ("mepic:anchor=head", 32),
         ("kvlink:n=5", 10),
         ("block-attention", 0),
         # 12 pads after the text; each chunk of 40 has 8 pads before it, in its first block.

@@ -216,7 +216,7 @@ def test_a_real_engine_links_what_plans_say(tmp_path: Path) -> None:
     settings = ServeSettings(
         dataset=("multi_news",),
         rows=2,
-        algo=("mepic:anchored=on:context=document", "cacheblend:r=0.15"),
+        algo=("mepic:anchor=head:context=document", "cacheblend:r=0.15"),
         device="cpu",
         dtype="float32",
         eager=True,

@@ -28,8 +28,8 @@ ARMS = (
 
 #: Arms that are planned as engines plan them; the last ones put tokens of their own into prompts.
 PLANNED = (
-    "mepic:anchored=on",
-    "naive:anchored=on:context=document",
+    "mepic:anchor=head",
+    "naive:anchor=head:context=document",
     "epic:k=0:copy=shared",
     "cacheblend",
     "cacheblend:r=0.15:select=first:copy=shared",
@@ -221,7 +221,7 @@ def test_the_last_token_of_a_prompt_is_computed_and_that_of_a_reply_is_not(
     ("spec", "chunks", "need"),
     [
         *[("naive", 1, 4), ("mepic", 1, 5), ("mepic", 2, 8)],
-        ("naive:anchored=on:context=document", 2, 10),
+        ("naive:anchor=head:context=document", 2, 10),
     ],
 )
 def test_a_request_is_served_where_it_and_its_compile_just_fit(

@@ -24,7 +24,7 @@ MIXES = ("rag", "articles", "agents", "nothing")
 
 ARMS = (
     *("prefix", "reorder", "mepic", "naive", "epic:k=16:copy=shared", "epic:k=0:copy=shared"),
-    *("naive:anchored=on", "mepic:anchored=on:context=document"),
+    *("naive:anchor=head", "mepic:anchor=head:context=document"),
     *("prompt-cache", "block-attention", "minipic"),
 )
 

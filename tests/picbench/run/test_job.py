@@ -90,7 +90,7 @@ def test_documents_that_prompts_do_not_show_need_room() -> None:
     lead = SampleSegment("text", "", tuple(range(100)))
     known = [replace(s, before=lead) if s.kind == "chunk" else s for s in SAMPLE.segments]
     sample = replace(SAMPLE, segments=tuple(known))
-    specs = ["full", "naive:anchored=on:context=document"]
+    specs = ["full", "naive:anchor=head:context=document"]
     sizes, bare = (sizes_of(one, specs=specs) for one in (sample, SAMPLE))
     longest = max(len(chunk.tokens) for chunk in SAMPLE.chunks)
     assert sizes.context == len(SAMPLE.segments[0].tokens) + 100 + longest

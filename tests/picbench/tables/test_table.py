@@ -38,7 +38,7 @@ def test_a_command_whose_reader_went_away_is_no_regression() -> None:
     assert (ended.returncode, ended.stderr) == (PIPE_CLOSED, b"")
 
 
-LONG = "mepic:anchored=on:context=document"
+LONG = "mepic:anchor=head:context=document"
 
 
 @pytest.fixture

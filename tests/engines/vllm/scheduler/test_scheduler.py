@@ -17,7 +17,7 @@ from picbench.errors import EngineError
 
 ALGORITHMS = [
     *["naive", "mepic", "epic:k=16", "epic:k=4"],
-    *["epic:k=16:copy=shared", "naive:anchored=on", "cacheblend:r=0.15", "prefix", "full"],
+    *["epic:k=16:copy=shared", "naive:anchor=head", "cacheblend:r=0.15", "prefix", "full"],
 ]
 
 

@@ -142,8 +142,11 @@ def plans(draw: st.DrawFn) -> Plan:
     segment = st.builds(Segment, tokens, chunk=st.booleans())
     segments = draw(st.lists(segment, min_size=1, max_size=6))
     seed, private = draw(st.integers(0, 1 << 16)), draw(st.booleans())
-    anchor, pad = draw(st.sampled_from(list(Anchor))), draw(st.sampled_from(list(Pad)))
-    fixed = anchor is Anchor.NONE and draw(st.booleans())
+    anchor, pad = (
+        draw(st.sampled_from([Anchor(), Anchor(head=True), Anchor(bos=4)])),
+        draw(st.sampled_from(list(Pad))),
+    )
+    fixed = anchor == Anchor() and draw(st.booleans())
     if pad is Pad.MASKED:
         gaps = draw(st.lists(st.integers(0, 50), min_size=len(segments), max_size=len(segments)))
         ends = accumulate(len(s.tokens) + gap for s, gap in zip(segments, gaps, strict=True))
@@ -176,12 +179,12 @@ def test_chunks_are_re_rotated_to_where_they_begin() -> None:
     "algorithm",
     [
         "naive",
-        "naive:anchored=on",
+        "naive:anchor=head",
         "naive:pad=paper",
         "epic:k=0",
         "epic:k=16",
         "mepic",
-        "mepic:pad=paper:anchored=on",
+        "mepic:pad=paper:anchor=head",
         "prompt-cache",
         "block-attention",
         "kvlink:n=5",
@@ -217,7 +220,7 @@ def test_chunks_at_fixed_positions_are_read_as_they_are_cached() -> None:
 
 
 def test_compile_requests_are_not_re_rotated() -> None:
-    found = plan("naive:anchored=on", text(5), chunk(20, 100), text(3, 300))
+    found = plan("naive:anchor=head", text(5), chunk(20, 100), text(3, 300))
     [canonical] = found.canonicals
     compiling = SlotMap.of(canonical.compile_plan())
     assert not any(rope_shifts(compiling))
