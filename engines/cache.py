@@ -56,7 +56,7 @@ class ChunkCache:
 
     Chunks are identified by their content under the engine's default algorithm. What else they are
     compiled after counts only with algorithms that do so: `prefix`, the text before them
-    (``anchor=head``), and their documents (``context=document``). `salt` is the tenant whose
+    (anchors), and their documents (``context=document``). `salt` is the tenant whose
     requests may use them.
     """
 

@@ -1,8 +1,8 @@
 """The settings of an engine."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -53,6 +53,9 @@ class ChunkSettings:
     that plain requests have in common, once for all requests that see them: never ("off"), where
     that is expected to be faster ("auto"), or wherever two requests see the same ones ("always",
     for checks).
+
+    `anchors` are token ids of anchors' texts by name, for ``anchor=NAME``. Engines with a tokenizer
+    add the built-in passage, and the file that their `algorithm` names.
     """
 
     algorithm: str = "mepic"
@@ -61,6 +64,7 @@ class ChunkSettings:
     on_pressure: str = "wait"
     compile_order: str = "head"
     shared_decode: str = "auto"
+    anchors: Mapping[str, Sequence[int]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from picbench.dummy_prefix import inside_prompt
-from picbench.engines.algorithms import Algorithm, Registry, Reuse, check_served
+from picbench.engines.algorithms import (
+    Algorithm,
+    Registry,
+    Reuse,
+    check_served,
+    find_tokens,
+    parse,
+)
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.planning.documents import ChunkContexts, pack_ids, preceding
 from picbench.engines.planning.layout import lay_out
@@ -72,6 +79,14 @@ class ModelTokenizer:
         if self._loaded is None:
             return ""
         return str(self._loaded.decode(list(tokens), skip_special_tokens=True))
+
+    def complete(self, config: EngineConfig) -> EngineConfig:
+        """The settings with the tokens of anchors' texts. Raises ConfigError as `find_tokens`."""
+        if config.stock:
+            return config
+        encode = None if self._loaded is None else self.encode
+        named = parse(config.algorithm).anchor_text
+        return replace(config, anchors=find_tokens(config.anchors, named, encode))
 
     @cached_property
     def stops(self) -> list[int]:

@@ -86,7 +86,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._preparer = RequestPreparer(config, self._tokenizer)
         if config.self_check and config.stock:
             raise ConfigError("stock vLLM has no self-check", hint="leave `self_check` off")
-        self._launched: Launched | None = launch(config)
+        self._launched: Launched | None = launch(self._tokenizer.complete(config))
         self._submitted: dict[str, PreparedRequest] = {}
         # Outputs of submitted requests that `step` has not returned yet.
         self._ended: dict[str, RequestOutput] = {}

@@ -401,9 +401,7 @@ class WarmConfig(SettingsModel):
         "The algorithm that will use them: how chunks are padded and what precedes them.",
         metavar="NAME[:OPTION=VALUE...]",
     )
-    prefix: str | None = setting(
-        None, "The text in front of chunks, for anchor=head.", metavar="TEXT"
-    )
+    prefix: str | None = setting(None, "The text in front of chunks, for anchors.", metavar="TEXT")
     model: str = setting(
         "testbed",
         "As for picbench run; other weights never find these chunks.",

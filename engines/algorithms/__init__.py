@@ -1,5 +1,6 @@
 """Algorithms by name, discovered through the entry-point group ``picbench.algorithms``."""
 
+from picbench.engines.algorithms.anchors import find_tokens, read_text, stand_ins
 from picbench.engines.algorithms.base import (
     Algorithm,
     ChunkAlgorithm,
@@ -19,7 +20,10 @@ __all__ = [
     "Reuse",
     "check_served",
     "describe",
+    "find_tokens",
     "names",
     "option",
     "parse",
+    "read_text",
+    "stand_ins",
 ]

@@ -11,6 +11,7 @@ from enum import Enum
 from math import isfinite
 from typing import Any, ClassVar
 
+from picbench.engines.algorithms.anchors import Anchors
 from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Marks, Pad, Segment
 
 
@@ -36,17 +37,6 @@ class NumberRange:
         if self.high is None:
             return f"{kind} of at least {self.low}"
         return f"{kind} from {self.low} to {self.high}"
-
-
-class Anchors:
-    """What users may say of anchors."""
-
-    def parse(self, text: str) -> Anchor | None:
-        """The anchor that `text` names; None if it is none."""
-        return {"off": Anchor(), "head": Anchor(head=True)}.get(text)
-
-    def __str__(self) -> str:
-        return "off|head"
 
 
 class Reuse(Enum):
@@ -123,6 +113,15 @@ class Algorithm(ABC):
     def documents(self) -> bool:
         """Whether chunks are compiled after the text of their own documents, where it is given."""
         return getattr(self, "context", "none") == "document"
+
+    @property
+    def anchor_text(self) -> str:
+        """The name of the text that chunks are compiled after; "" for none."""
+        return getattr(self, "anchor", Anchor()).text
+
+    def layout(self, **given: Any) -> LayoutConfig:
+        """The layout of prompts: what the algorithm says of it, and the rest as `given`."""
+        return LayoutConfig(pad=self.pads, documents=self.documents, **given)
 
     @property
     def spec(self) -> str:

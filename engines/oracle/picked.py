@@ -31,9 +31,9 @@ class Blend:
     compiled: Rule = field(default_factory=naive)
     picked: Collection[int] | None = None
 
-    def anchored(self) -> Self:
+    def anchored(self, text: Sequence[int] = ()) -> Self:
         """See `Rule.anchored`."""
-        return replace(self, compiled=self.compiled.anchored())
+        return replace(self, compiled=self.compiled.anchored(text))
 
     def replay(self, picked: Collection[int]) -> Self:
         """The same with the tokens that an engine picked."""
@@ -64,9 +64,7 @@ class BlendedRows:
         reused = expand(segments, continuation, blend.compiled)
         compiled = [i for i, row in enumerate(reused) if row.compiled is not None and row.reused]
         own = {row.position: i for i, row in enumerate(rows) if row.compiled is None}
-        # A chunk that ends the prompt has a last token that is computed in any case.
-        ends = [segment[0] for segment in segments if segment[1]][-1] == "chunk"
-        tokens = len(compiled) + ends
+        tokens = sum(length for _, length in chunk_spans(segments))
         return cls(
             rows=tuple(rows),
             compiled=tuple(compiled),
@@ -135,7 +133,14 @@ class Asked:
             chunk, position = rows[i].compiled, rows[i].position - first
             assert chunk is not None
             blocks.setdefault((chunk, (position - spans[chunk][0]) // BLOCK), []).append(i)
-        ranked = sorted(blocks.values(), key=lambda block: -float(total[block].mean()))
+        # What a compilation computed first is its attention sink, whatever the question is.
+        sinks = {next(i for i, r in enumerate(rows) if r.compiled == c) for c, _ in blocks}
+
+        def mean(block: list[int]) -> float:
+            counted = [i for i in block if i not in sinks]
+            return float(total[counted].mean()) if counted else 0.0
+
+        ranked = sorted(blocks.values(), key=mean, reverse=True)
         count = sum(min(self.blocks * BLOCK, length) for _, length in spans)
         return {rows[i].position - first for i in [i for block in ranked for i in block][:count]}
 

@@ -56,9 +56,9 @@ class Rule:
     frame: Frame = list
     document: DocumentTokens = lambda _: ()
 
-    def anchored(self) -> "Rule":
-        """The same with chunks compiled after the prompt's text before its first chunk."""
-        return replace(self, anchor=lambda prefix: prefix)
+    def anchored(self, text: Sequence[int] = ()) -> "Rule":
+        """The same with chunks compiled after the prompt's text before them all, and `text`."""
+        return replace(self, anchor=lambda prefix: (*prefix, *text))
 
     def within(self, documents: Sequence[Sequence[int]]) -> "Rule":
         """The same with each chunk compiled after the tokens of its document, one entry a chunk."""
@@ -195,7 +195,8 @@ def expand(
 
     All positions are shifted by one constant so that no compilation starts below 0; rotary
     embeddings depend on differences only. The last token of the prompt is always a row of the
-    request, and each token of the continuation follows it.
+    request, and so is the first if its chunk is compiled after others, since no compilation has an
+    attention sink for the request then. Each token of the continuation follows the prompt.
     """
     framed = rule.frame(list(_merged(segments)))
     prompt = list(_padded([segment for segment in framed if segment.tokens], rule.pad))
@@ -212,11 +213,13 @@ def expand(
         seen = _seen(segment)
         own = set(range(len(tokens)))
         if segment.kind == "chunk":
+            before = (*anchor, *documents[chunks])
             own = {*rule.links(chunks, len(tokens)), *segment.dependent}
+            if place == 0 and before:
+                own.add(0)
             if place == len(prompt) - 1:
                 own.add(max(seen))
             hidden = own | _placeholders(segment)
-            before = (*anchor, *documents[chunks])
             at = start - len(before)
             compilations += [ExpandedRow(t, at + i, chunks, False) for i, t in enumerate(before)]
             compilations += [

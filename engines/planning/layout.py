@@ -325,14 +325,16 @@ class _Builder:
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Indices of the chunk's tokens that are computed, and of those that are hidden."""
         length, ends_prompt = len(segment.tokens), start + len(segment.tokens) == self._end
+        # Compiled after others, a chunk has no attention sink. The prompt's first token is one.
+        begins = start == self._placed[0].start and len(self._before(policy, segment)[0]) > 0
         usual = policy.linked
         if isinstance(usual, range) and usual.step == 1 and usual.start >= 0:
             # Most algorithms link the first tokens of every chunk.
-            plain = not (segment.dependent or segment.slots or ends_prompt)
+            plain = not (segment.dependent or segment.slots or ends_prompt or begins)
             if plain and usual.stop <= length:
                 linked = tuple(usual)
                 return linked, linked
-        links = {*usual, *segment.dependent}
+        links = {*usual, *segment.dependent, *([0] if begins else ())}
         if links and not (min(links) >= 0 and max(links) < length):
             raise ValueError(f"links {sorted(links)} leave a chunk of {length} tokens")
         if not segment.slots:
@@ -363,7 +365,8 @@ class _Builder:
     def _make_anchor(self, given: Anchor) -> tuple[AnchorText, Key]:
         scope, keys, tokens = self._layout.scope, tuple[Key, ...](), tuple[int, ...]()
         if given.head:
-            tokens, keys = self._lead, tuple(self._prefix_keys)
+            keys = tuple(self._prefix_keys)
+            tokens = self._lead + self._layout.text(given)
         elif given.bos:
             tokens = (self._layout.bos,) * given.bos
         anchor = AnchorText(tokens, self._layout.block_size, scope, keys)

@@ -1,8 +1,8 @@
 """What goes into a plan: the prompt's segments, the engine's layout, a policy for each chunk."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from math import floor
@@ -20,14 +20,16 @@ from picbench.errors import ConfigError
 class Anchor:
     """Tokens in view before a chunk while it is compiled, whose KV is then discarded.
 
-    They are so many BOS tokens (`bos`), or the `head`: the prompt's text before its first chunk.
+    They are so many BOS tokens (`bos`), or the `head`: the prompt's text before its first chunk,
+    and after it the text that `LayoutConfig.anchors` has under the name `text` ("" is none).
     """
 
     head: bool = False
+    text: str = ""
     bos: int = 0
 
     def __str__(self) -> str:
-        return "head" if self.head else "off"
+        return self.text or ("head" if self.head else "off")
 
 
 class Pad(StrEnum):
@@ -270,9 +272,9 @@ class LayoutConfig:
     `scope` separates tenants: plans of different scopes share no key. `pad_token` fills visible
     pads (`Pad.PAPER`) and is compiled in the place of what a request fills (`Slot`); masked pads
     repeat a token of the chunk, so that they add none to the prompt. `bos_token` fills BOS anchors,
-    `link_tokens` are those that the model was trained to link chunks with. With `documents`, chunks
-    are compiled after the text of their documents: first the anchor, then the chunk's `context`,
-    then the chunk.
+    `link_tokens` are those that the model was trained to link chunks with, and `anchors` those of
+    anchors' texts, by name. With `documents`, chunks are compiled after the text of their
+    documents: first the anchor, then the chunk's `context`, then the chunk.
     """
 
     block_size: int = 16
@@ -281,6 +283,7 @@ class LayoutConfig:
     pad_token: int = 0
     bos_token: int | None = None
     link_tokens: tuple[int, ...] = ()
+    anchors: Mapping[str, Sequence[int]] = field(default_factory=dict)
     documents: bool = False
 
     @property
@@ -289,3 +292,12 @@ class LayoutConfig:
         if self.bos_token is None:
             raise ValueError("the model has no BOS token to compile after")
         return self.bos_token
+
+    def text(self, anchor: Anchor) -> tuple[int, ...]:
+        """The tokens of an anchor's text. Raises ConfigError for one that is not known."""
+        if anchor.text and not self.anchors.get(anchor.text):
+            raise ConfigError(
+                f"the engine was not started with anchor={anchor.text}",
+                hint="start it with an algorithm that has it, or with its tokens in `anchors`",
+            )
+        return tuple(self.anchors.get(anchor.text, ()))

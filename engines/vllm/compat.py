@@ -8,14 +8,19 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from picbench.dummy_prefix import inside_prompt
+from picbench.engines.algorithms import find_tokens, parse
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.vllm.settings import (
     ASYNC_SCHEDULER,
     CONNECTOR,
     CONNECTOR_MODULE,
+    KEY,
     SCHEDULER,
     WORKERS,
     PicSettings,
@@ -100,7 +105,36 @@ def check_frontend(config: Any) -> None:
     if scheduler in (SCHEDULER, ASYNC_SCHEDULER) or worker in WORKERS:
         _check_connector(config)
         _check_replicas(config)
-        PicSettings.read(config.additional_config)
+        read_settings(config)
+
+
+def read_settings(config: Any) -> PicSettings | None:
+    """The checked settings of a `VllmConfig`, in which the tokens of anchors are completed.
+
+    Raises ConfigError as `PicSettings.read`, and for an anchor that cannot be read, is as long as
+    the context, or has ids that the model does not have.
+    """
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    settings, model = PicSettings.read(config.additional_config), config.model_config
+    if settings is None:
+        return None
+    tokenizer = cached_tokenizer_from_config(model)
+    inside = tokenizer and partial(inside_prompt(tokenizer).encode, add_special_tokens=False)
+    named = parse(settings.algorithm).anchor_text
+    anchors = find_tokens(settings.anchors, named, inside)
+    context = settings.positions or model.max_model_len
+    for name, tokens in anchors.items():
+        if max(tokens, default=0) >= model.get_vocab_size():
+            hint = "give token ids of the model's vocabulary"
+            raise ConfigError(f"anchor={name} has a token that the model does not have", hint=hint)
+    if len(anchors.get(named, ())) >= context:
+        raise ConfigError(
+            f"anchor={named} has {len(anchors[named])} tokens; the context has {context}",
+            hint="give a shorter text, or raise `context` (vLLM: max_model_len)",
+        )
+    config.additional_config[KEY] = {**(config.additional_config[KEY] or {}), "anchors": anchors}
+    return replace(settings, anchors=anchors)
 
 
 def check_weights(quantization: str | None) -> None:

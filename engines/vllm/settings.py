@@ -92,14 +92,15 @@ class PicSettings(ChunkSettings):
 
     def _kinds(self) -> Iterator[tuple[str, bool, str]]:
         """Yield (field, whether its value is possible, what is); JSON gives values of any type."""
-        links = isinstance(self.link_tokens, list | tuple) and all(map(_is_id, self.link_tokens))
-        positions = self.positions
+        positions, anchors = self.positions, self.anchors
+        texts = isinstance(anchors, Mapping) and all(map(_are_ids, anchors.values()))
         yield "algorithm", isinstance(self.algorithm, str), "a name, such as mepic"
         yield "tiers", isinstance(self.tiers, str | None), "text, such as host:4GiB"
         yield "pad_token", _is_id(self.pad_token), "a token id"
         yield "bos_token", self.bos_token is None or _is_id(self.bos_token), "a token id"
-        yield "link_tokens", links, "a list of token ids"
+        yield "link_tokens", _are_ids(self.link_tokens), "a list of token ids"
         yield "keys_without_rope", isinstance(self.keys_without_rope, bool), "true or false"
+        yield "anchors", texts, "token ids by name"
         yield "positions", positions is None or _is_id(positions), "a number of positions"
         for name, words in CHOICES.items():
             yield name, getattr(self, name) in words, " or ".join(words)
@@ -111,19 +112,22 @@ class PicSettings(ChunkSettings):
 
     def layout(self, algorithm: Algorithm, salt: str | None, block_size: int) -> LayoutConfig:
         """The layout of one tenant's prompts under an algorithm."""
-        return LayoutConfig(
+        return algorithm.layout(
             block_size=block_size,
             scope=salt or "",
-            pad=algorithm.pads,
             pad_token=self.pad_token,
             bos_token=self.bos_token,
             link_tokens=tuple(self.link_tokens),
-            documents=algorithm.documents,
+            anchors=self.anchors,
         )
 
 
 def _is_id(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 0
+
+
+def _are_ids(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(map(_is_id, values))
 
 
 def engine_arguments(

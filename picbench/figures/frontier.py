@@ -1,5 +1,6 @@
 """Accuracy against linked tokens, a panel for each data set: families of arms, and the frontier."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +165,8 @@ _OWN = {
     frozenset({"anchor=head"}): "anchor",
     frozenset({"context=document"}): "document",
     frozenset({"select=question"}): "question",
+    frozenset({"anchor=head", "select=question"}): "question",
+    frozenset({"context=document", "select=question"}): "question",
     frozenset({"anchor=head", "context=document"}): "both",
     frozenset({"anchor=head", "context=document", "select=question"}): "all",
 }
@@ -171,7 +174,7 @@ _OWN = {
 
 def _family(point: FrontierPoint) -> str | None:
     """The family of an arm; None for those that are only in the table."""
-    name, *options = point.arm.split(":")
+    name, *options = re.sub(":anchor=[^:]+", ":anchor=head", point.arm).split(":")
     if "/" in point.arm:
         return "tuned"
     if own := frozenset(options) & frozenset().union(*_OWN):

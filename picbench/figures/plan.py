@@ -12,9 +12,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from picbench.engines.algorithms import Algorithm, Reuse
+from picbench.engines.algorithms import Algorithm, Reuse, stand_ins
 from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.planning.policy import LayoutConfig, Segment
+from picbench.engines.planning.policy import Segment
 from picbench.errors import ConfigError
 from picbench.figures.canvas import COLUMN, drawing
 from picbench.figures.picture import (
@@ -250,13 +250,8 @@ def example_picture(algorithm: Algorithm, chunks: int, tokens: int) -> PlanPictu
             f"a picture of {chunks} chunks of {tokens} tokens has no room",
             hint=f"lower `chunks` or `tokens` to {LARGEST} chunk tokens",
         )
-    layout = LayoutConfig(
-        BLOCK_SIZE,
-        pad=algorithm.pads,
-        pad_token=_PAD,
-        bos_token=_BOS,
-        documents=algorithm.documents,
-    )
+    anchors = stand_ins(algorithm.anchor_text)
+    layout = algorithm.layout(pad_token=_PAD, bos_token=_BOS, anchors=anchors)
     try:
         arranged = algorithm.arrange(list(_prompt(chunks, tokens)), layout)
         return PlanPicture.of(arranged, algorithm.plan_chunk, layout)

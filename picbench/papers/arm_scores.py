@@ -12,11 +12,9 @@ import numpy as np
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from picbench.engines.algorithms import Algorithm, Registry
-from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.algorithms import Algorithm, Registry, stand_ins
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.pages import GAP, SlotKind
-from picbench.engines.planning.policy import LayoutConfig
 from picbench.errors import ConfigError, DataError, closest, first_refusal
 from picbench.figures.frontier import FrontierPoint, draw_frontier
 from picbench.files import write_json
@@ -75,9 +73,7 @@ def planned_links(sample: Sample, algorithm: Algorithm) -> int:
     They are recomputed in chunks, or added to the prompt: link tokens, BOS, visible pads.
     """
     # Which tokens are added makes no difference to their number.
-    layout = LayoutConfig(
-        BLOCK_SIZE, pad=algorithm.pads, bos_token=0, documents=algorithm.documents
-    )
+    layout = algorithm.layout(bos_token=0, anchors=stand_ins(algorithm.anchor_text))
     plan = lay_out(algorithm.arrange(segments_of(sample), layout), algorithm.plan_chunk, layout)
     return sum(
         kind is SlotKind.LINKED or (kind is SlotKind.PAD and position != GAP)

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from picbench.engines.algorithms import Registry, parse
+from picbench.engines.algorithms import Registry, parse, stand_ins
 from picbench.engines.algorithms.epic import Epic
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.planning.layout import lay_out
-from picbench.engines.planning.policy import LayoutConfig, Segment
+from picbench.engines.planning.policy import Segment
 from picbench.engines.request import Request, Result
 from picbench.errors import ConfigError, InvalidRun
 from picbench.figures.picture import example_picks, planned_tokens
@@ -451,7 +451,7 @@ def count_layers(config: Mapping[str, Any], prompt: "PromptTokens", arm: str) ->
     chunks = [Segment(tuple(chunk), chunk=True) for chunk in prompt.chunks]
     segments = [Segment(tuple(prompt.head)), *chunks, Segment(tuple(prompt.tail))]
     algorithm = parse(arm)
-    layout = LayoutConfig(pad=algorithm.pads)
+    layout = algorithm.layout(anchors=stand_ins(algorithm.anchor_text))
     plan = lay_out(algorithm.arrange(segments, layout), algorithm.plan_chunk, layout)
     planned = planned_tokens(plan, example_picks(plan))
     computed = [t.position for t in planned if t.compiled is None]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from picbench.engines.algorithms import Algorithm
+from picbench.engines.algorithms import Algorithm, stand_ins
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.keys import Key
@@ -17,7 +17,7 @@ from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.packing import AnchorText
 from picbench.engines.planning.pages import Page
 from picbench.engines.planning.plan import Canonical
-from picbench.engines.planning.policy import LayoutConfig, Segment
+from picbench.engines.planning.policy import Segment
 from picbench.errors import ConfigError
 from picbench.profile.traces import TraceSegment
 
@@ -271,7 +271,7 @@ class EnginePlanner:
 
     def __init__(self, algorithm: Algorithm, keys: BlockKeys) -> None:
         self._algorithm, self._keys = algorithm, keys
-        self._layout = LayoutConfig(pad=algorithm.pads, bos_token=0, documents=algorithm.documents)
+        self._layout = algorithm.layout(bos_token=0, anchors=stand_ins(algorithm.anchor_text))
         self._pages = PageCache()
         self._invented: dict[int | None, int] = {}
         self._tokens = 0

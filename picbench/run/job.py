@@ -6,20 +6,22 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import chain, count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from picbench.engines.algorithms import Algorithm, Registry, Reuse
+from picbench.engines.algorithms import Algorithm, Registry, Reuse, read_text
 from picbench.engines.chunk_cache.tiers.notation import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.conversion import ModelTokenizer
 from picbench.engines.footprint import GpuFootprint, check_pools
 from picbench.engines.model_config import check_ranks, read_model_config
 from picbench.engines.planning.layout import measure
-from picbench.engines.planning.policy import LayoutConfig, Segment
+from picbench.engines.planning.policy import Segment
 from picbench.errors import ConfigError
 from picbench.run.arm import Arm, all_arms, shareable
 from picbench.run.cache_state import check_declared
@@ -36,6 +38,10 @@ from picbench.workloads.sample import Sample
 #: that link more get what they need.
 CHUNK_EXTRA = 5
 
+#: Token ids of anchors' texts by name.
+Anchors = Mapping[str, Sequence[int]]
+_NONE: Anchors = MappingProxyType({})
+
 #: Blocks that engines reserve for themselves.
 SPARE = 16
 
@@ -51,6 +57,7 @@ def measure_sizes(
     context: int | None,
     pool: int | None,
     positions: int | None = None,
+    anchors: Anchors = _NONE,
 ) -> Sizes:
     """Sizes for `samples`; a `context` and a `pool` that the user chose are taken as they are.
 
@@ -70,7 +77,7 @@ def measure_sizes(
             hint="raise `kv_blocks`, or shorten prompts with `context`",
         )
     if not (context and pool):
-        needs, ends = zip(*(_plan(sample, algorithms) for sample in samples), strict=True)
+        needs, ends = zip(*(_plan(sample, algorithms, anchors) for sample in samples), strict=True)
         last = max(ends) if positions is None else min(max(ends), positions)
         context = context or max(longest, last)
         at_once = sum(sorted(needs, reverse=True)[:concurrency])
@@ -89,19 +96,15 @@ def segments_of(sample: Sample) -> list[Segment]:
     return [Segment(s.tokens, chunk=s.kind == "chunk", context=s.context) for s in found]
 
 
-def _plan(sample: Sample, algorithms: Sequence[Algorithm]) -> tuple[int, int]:
+def _plan(sample: Sample, algorithms: Sequence[Algorithm], anchors: Anchors) -> tuple[int, int]:
     """Blocks that a sample needs under any algorithm, and where what they add to it ends."""
     need = blocks(sample.prompt_tokens + sample.max_tokens) + CHUNK_EXTRA * len(sample.chunks)
     given, end = segments_of(sample), 0
     for algorithm in algorithms:
         if algorithm.reuse is not Reuse.CHUNKS or not sample.chunks:
             continue
-        layout = LayoutConfig(
-            BLOCK_SIZE,
-            pad=algorithm.pads,
-            bos_token=0,  # Which tokens are added makes no difference here.
-            documents=algorithm.documents,
-        )
+        # Which tokens are added makes no difference here.
+        layout = algorithm.layout(bos_token=0, anchors=anchors)
         try:
             planned = measure(algorithm.arrange(given, layout), algorithm.plan_chunk, layout)
         except ValueError as error:
@@ -221,6 +224,7 @@ class Job:
     objectives: Mapping[str, float] | None = None
     notes: tuple[str, ...] = ()
     shared: bool = False
+    anchors: Anchors = field(default_factory=dict)
 
     def engine(self, arm: Arm) -> EngineConfig:
         """The settings of the engine of an arm here: the same for all but for the algorithm."""
@@ -234,6 +238,7 @@ class Job:
             "context": self.sizes.context,
             "max_requests": self.running,
             "self_check": self.config.self_check and not arm.stock,
+            "anchors": self.anchors,
         }
         return EngineConfig(**settings)
 
@@ -281,6 +286,7 @@ def prepare(
     check_declared(config.cache, samples, arrivals=workload.arrivals, preload=workload.preload)
     registry = Registry()
     algorithms = [registry.parse(arm.algorithm) for arm in ours]
+    anchors = _anchors(algorithms, model)
     sizes = measure_sizes(
         samples,
         algorithms,
@@ -288,16 +294,34 @@ def prepare(
         context=config.context,
         pool=config.kv_blocks,
         positions=workload.model.context,
+        anchors=anchors,
     )
     facts = summarise(samples)
-    job = Job(config, arms, workload, facts, sizes, objectives=objectives, shared=shared)
+    job = Job(
+        config,
+        arms,
+        workload,
+        facts,
+        sizes,
+        objectives=objectives,
+        shared=shared,
+        anchors=anchors,
+    )
     if ours and config.device != "cpu" and (found := memory(config.tensor_parallel)):
-        least = _even(max(_plan(sample, algorithms)[0] for sample in samples) + SPARE)
+        least = _even(max(_plan(sample, algorithms, anchors)[0] for sample in samples) + SPARE)
         job = _on_gpu(job, found, least)
     elif ours and config.device != "cuda" and Path(model).is_dir():
         check_pools([job.engine(arm) for arm in ours], read_model_config(model))
     fingerprint = _fingerprint(job)
     return replace(job, fingerprint=fingerprint, output=_place(job, fingerprint))
+
+
+def _anchors(algorithms: Sequence[Algorithm], model: str) -> Anchors:
+    """The anchors of a run's arms, of which each engine gets all: arms may share one."""
+    tokenizer, found = ModelTokenizer(model), dict[str, Sequence[int]]()
+    for name in {algorithm.anchor_text for algorithm in algorithms} - {""}:
+        found[name] = tokenizer.encode(read_text(name))
+    return found
 
 
 def _on_gpu(job: Job, memory: int, least: int) -> Job:
@@ -318,15 +342,15 @@ def _on_gpu(job: Job, memory: int, least: int) -> Job:
 def _fingerprint(job: Job) -> str:
     """Of settings, arms, sizes and requests; settings that came later count if they are used."""
     settings = job.config.model_dump(exclude=_NEUTRAL)
-    for name, field in RunConfig.model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and extra["later"] and settings[name] == field.default:
+    for name, known in RunConfig.model_fields.items():
+        extra = known.json_schema_extra
+        if isinstance(extra, dict) and extra["later"] and settings[name] == known.default:
             del settings[name]
     arms: list[list[str | bool | float]] = [[arm.algorithm, arm.stock] for arm in job.arms]
-    for known, arm in zip(arms, job.arms, strict=True):
+    for entry, arm in zip(arms, job.arms, strict=True):
         if arm.endpoint is not None:
-            known += [arm.name, arm.endpoint.timeout]
-    content = {
+            entry += [arm.name, arm.endpoint.timeout]
+    content: dict[str, Any] = {
         "settings": settings,
         "arms": arms,
         "sizes": asdict(job.sizes),
@@ -334,6 +358,8 @@ def _fingerprint(job: Job) -> str:
         "arrivals": job.workload.arrivals,
         "preload": [sample.tokens for sample in job.workload.preload],
     }
+    if job.anchors:
+        content["anchors"] = job.anchors
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -31,6 +31,7 @@ from picbench.engines.vllm.compat import (
     check_kv_groups,
     check_signature,
     check_version,
+    read_settings,
 )
 from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.frontend.limits import Limits
@@ -403,7 +404,7 @@ def _checked(vllm_config: Any) -> PicSettings:
     for name, parameters in _UPSTREAM.items():
         check_signature(getattr(Scheduler, name), parameters)
     check_signature(StructuredOutputManager._get_reasoner, "self, request")
-    settings = PicSettings.read(vllm_config.additional_config)
+    settings = read_settings(vllm_config)
     if settings is None:
         raise ConfigError("the scheduler is picbench's, but additional_config has no 'pic'")
     check_config(vllm_config)

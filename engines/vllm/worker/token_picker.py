@@ -9,7 +9,8 @@ RoPE are the model's own, rows see what precedes them, and text before, between 
 always computed.
 
 By the question, blocks of chunks are ranked by their tokens' mean share of its attention
-(`QuestionAttention`), and tokens are linked in that order; nothing in the cache is changed.
+(`QuestionAttention`), and tokens are linked in that order; nothing in the cache is changed. Chunks'
+attention sinks do not count: any question attends to them.
 
 A request is picked for when it computes its first tokens, after its copies were made, and again if
 it lost its blocks. Each is picked for alone, so that its batch makes no difference.
@@ -123,7 +124,9 @@ class TokenPicker:
             attended = self._question.run(tokens, send(computed), cached, pickable.stop)
             # Every rank has some of the heads.
             attended = tensor_model_parallel_all_reduce(attended)
-            scores = _block_means(attended, send(pickable.slots // BLOCK_SIZE))
+            # A chunk that was compiled alone has its attention sink at its start.
+            counted = (cached.cached_at > 0).float()
+            scores = _block_means(attended, counted, send(pickable.slots // BLOCK_SIZE))
         else:
             prompt = send(pickable.prompt[: pickable.stop])
             found = self._replace_first_layers(prompt, cached, deviation)
@@ -174,11 +177,14 @@ def pickable(
     return found
 
 
-def _block_means(attended: Tensor, blocks: Tensor) -> Tensor:
-    """For each token [n] the mean of what those of its block have; `blocks` [n] are numbers."""
+def _block_means(attended: Tensor, counted: Tensor, blocks: Tensor) -> Tensor:
+    """For each token [n] the mean of what those of its block have that are `counted` (0 or 1).
+
+    `blocks` [n] are numbers.
+    """
     size = int(blocks.max()) + 1
-    sums = attended.new_zeros(size).index_add(0, blocks, attended)
-    return (sums / blocks.bincount(minlength=size))[blocks]
+    sums = attended.new_zeros(size).index_add(0, blocks, attended * counted)
+    return (sums / blocks.bincount(counted, minlength=size).clamp(min=1))[blocks]
 
 
 def note_picks(worker: Any) -> None:

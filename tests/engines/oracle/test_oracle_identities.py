@@ -239,7 +239,8 @@ def test_mask_of_chunks_in_documents() -> None:
 def test_anchor_of_a_leading_chunk_starts_at_zero() -> None:
     rows = expand([("chunk", [5, 6]), ("text", [7])], (), epic_zero(bos=1))
     assert rows[:4] == [ExpandedRow(1, position, 0, reused=False) for position in range(4)]
-    assert rows[4:] == [ExpandedRow(5, 4, 0), ExpandedRow(6, 5, 0), ExpandedRow(7, 6)]
+    compiled = [ExpandedRow(5, 4, 0, reused=False), ExpandedRow(6, 5, 0)]
+    assert rows[4:] == [*compiled, ExpandedRow(5, 4), ExpandedRow(7, 6)]
 
 
 def test_paper_pads_take_positions_and_are_seen() -> None:
@@ -350,10 +351,11 @@ def spliced_logprobs(
     model: LlamaForCausalLM, segments: Sequence[Segment], anchor: list[int], continuation: list[int]
 ) -> torch.Tensor:
     request = SplicedCache(model)
-    for tokens, links in segments:
+    for place, (tokens, links) in enumerate(segments):
         layers = [] if links is None else request.compiled([*anchor, *tokens])
         for offset, token in enumerate(tokens):
-            if links is None or offset in links:
+            begins = anchor and place == offset == 0
+            if links is None or offset in links or begins:
                 request.compute(token)
             else:
                 request.splice(layers, len(anchor) + offset)

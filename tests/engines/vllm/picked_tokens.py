@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from picbench.engines.engine import Engine
+from picbench.engines.oracle.rule import expand
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.experiments.oracle import as_oracle
 
@@ -44,8 +45,10 @@ def require_right(
     result, picked = reply
     assert set(picked) == oracle.picked(as_oracle(request.segments, 0), rule)
     assert deviation(oracle, rule.replay(picked), request, result) < TOLERANCE
-    ends = isinstance(request.segments[-1], Chunk)
-    assert result.counts.linked == len(picked) + ends
+    rows = expand(as_oracle(request.segments, 0), (), rule.compiled)
+    known = sum(row.compiled is None for row in rows)  # Text, and what is linked in any case.
+    texts = sum(len(s.tokens or ()) for s in request.segments if isinstance(s, Text))
+    assert result.counts.linked == len(picked) + known - texts
 
 
 def chunk_lengths(request: Request) -> list[int]:

@@ -21,6 +21,9 @@ ALGORITHMS = (
     "cacheblend:r=0.3:select=first:copy=shared",
     "cacheblend:r=0.2",
     "mepic:select=question",
+    "mepic:select=question:anchor=passage",
+    "naive:anchor=passage",
+    "epic:k=4:anchor=./other.txt",
     "full",
     "prefix",
 )

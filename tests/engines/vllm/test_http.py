@@ -288,6 +288,13 @@ def test_documented_requests_reuse_their_chunks(server, path, body):
     assert usage["prompt_tokens_details"]["cached_tokens"] >= 16
 
 
+def test_servers_have_the_passage(server, prompt):
+    body = planned(prompt, "naive:anchor=passage", max_tokens=1)
+    answers = [server.post(COMPLETIONS, **body) for _ in range(2)]
+    assert [status for status, _ in answers] == [200, 200], answers
+    assert answers[1][1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 16
+
+
 def test_refused_chats_get_400_and_the_reason(server):
     messages = [{"role": "user", "content": QUESTION}]
     status, answer = server.post(CHAT, messages=messages, vllm_xargs={"pic_spans": [0, 9999]})

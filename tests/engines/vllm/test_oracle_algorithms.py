@@ -7,7 +7,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from small_engine import small_config
+from small_engine import ANCHORS, small_config
 
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import (
@@ -30,6 +30,7 @@ from picbench.errors import ConfigError
 TOLERANCE = 1e-3
 APART = 0.1
 BOS, PAD = 1, 0
+PASSAGE, OTHER = ANCHORS.values()
 
 REUSING: dict[str, Rule | Blend] = {
     "naive": naive(),
@@ -62,6 +63,14 @@ REUSING: dict[str, Rule | Blend] = {
     "mepic:pad=paper": mepic().padded(PAD),
     "mepic:anchor=head": mepic().anchored(),
     "mepic:pad=paper:anchor=head": mepic().anchored().padded(PAD),
+    "naive:anchor=passage": naive().anchored(PASSAGE),
+    "naive:anchor=./other.txt": naive().anchored(OTHER),
+    "epic:k=0:anchor=passage": naive().anchored(PASSAGE),
+    "epic:k=4:anchor=./other.txt": epic(4).anchored(OTHER),
+    "cacheblend:r=0.15:anchor=passage": Blend(0.15).anchored(PASSAGE),
+    "kvlink:n=1:anchor=passage": kvlink((PAD,)).anchored(PASSAGE),
+    "mepic:anchor=passage": mepic().anchored(PASSAGE),
+    "mepic:pad=paper:anchor=./other.txt": mepic().anchored(OTHER).padded(PAD),
 }
 RULES: dict[str, Rule | Blend] = {"full": full(), "prefix": full(), **REUSING}
 
@@ -141,7 +150,15 @@ def test_algorithms_and_orders(case: Case, algorithm: str, order: str) -> None:
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 150])
 @pytest.mark.parametrize(
     "algorithm",
-    ["naive", "naive:anchor=head", "epic:k=0", "epic:k=16", "mepic", "mepic:pad=paper"],
+    [
+        "naive",
+        "naive:anchor=head",
+        "naive:anchor=passage",
+        "epic:k=0",
+        "epic:k=16",
+        "mepic",
+        "mepic:pad=paper",
+    ],
 )
 def test_chunk_lengths(case: Case, algorithm: str, length: int) -> None:
     chunks = [case.chunk(length, 1), case.chunk(33, 2), case.chunk(length, 3)]
@@ -164,6 +181,24 @@ def test_text_between_chunks(case: Case, algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", REUSING)
 def test_chunk_leads_prompt(case: Case, algorithm: str) -> None:
     case.hold(algorithm, [case.chunk(40, 1), case.chunk(23, 2), case.text(9)])
+
+
+@pytest.mark.parametrize("algorithm", ["naive:anchor=passage", "epic:k=0"])
+def test_a_prompt_has_an_attention_sink(case: Case, algorithm: str) -> None:
+    """The first token of a prompt is computed, if its chunk was compiled after others."""
+    a, question = case.chunk(40, 1), case.text(9)
+    _, warm = case.hold(algorithm, [a, a, question])
+    assert (warm.counts.linked, warm.counts.compiled) == (1, 0)
+    _, warm = case.hold(algorithm, [case.text(3), a, a, question])
+    assert (warm.counts.linked, warm.counts.compiled) == (0, 0)
+
+
+def test_two_anchors_share_no_blocks(case: Case) -> None:
+    segments = [case.text(5), case.chunk(50), case.text(9)]
+    for anchor in ("off", "head", "passage", "./other.txt"):
+        specs = (f"{name}:anchor={anchor}" for name in ("naive", "naive", "mepic"))
+        results = [case.run(Request(segments, algorithm=spec))[0] for spec in specs]
+        assert [result.counts.compiled >= 50 for result in results] == [True, False, False]
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "mepic", "mepic:pad=paper"])

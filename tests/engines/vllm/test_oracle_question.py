@@ -13,6 +13,7 @@ from picked_tokens import (
     serve,
     serve_picked,
 )
+from small_engine import ANCHORS
 
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import Asked, Oracle, full, mepic, naive
@@ -36,7 +37,9 @@ def contexts(segments: list[PromptSegment]) -> list[tuple[int, ...]]:
 
 
 def rule_of(spec: str, segments: list[PromptSegment]) -> Asked:
-    compiled = naive().anchored() if "anchor" in spec else naive()
+    _, anchored, name = spec.partition(":anchor=")
+    text = ANCHORS.get(name.partition(":")[0], ())
+    compiled = naive().anchored(text) if anchored else naive()
     if "context" in spec:
         compiled = compiled.within(contexts(segments))
     return Asked(2 if "blocks" in spec else 1, compiled)
@@ -44,7 +47,10 @@ def rule_of(spec: str, segments: list[PromptSegment]) -> Asked:
 
 @pytest.mark.parametrize(
     "options",
-    ["", ":blocks=2", ":anchor=head", ":context=document", ":anchor=head:context=document"],
+    [
+        *("", ":blocks=2", ":anchor=head", ":context=document", ":anchor=head:context=document"),
+        *(":anchor=passage", ":blocks=2:anchor=./other.txt:context=document"),
+    ],
 )
 def test_what_is_picked_is_what_the_oracle_picks(
     starved: Engine, oracle: Oracle, draw: Any, deviation: Any, options: str

@@ -21,6 +21,7 @@ ALGORITHMS = [
     "epic:k=16:copy=shared",
     "cacheblend:r=0.15",
     "mepic:anchor=head",
+    "naive:anchor=passage",
     "prefix",
     "full",
 ]
