@@ -1,5 +1,6 @@
 """Requests in vLLM's terms, and results from vLLM's outputs."""
 
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -111,7 +112,7 @@ class ModelTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(self._model)
+            return AutoTokenizer.from_pretrained(self._model, model_max_length=sys.maxsize)
         except (OSError, ValueError):
             return None
 

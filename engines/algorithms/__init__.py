@@ -1,6 +1,6 @@
 """Algorithms by name, discovered through the entry-point group ``picbench.algorithms``."""
 
-from picbench.engines.algorithms.anchors import find_tokens, read_text, stand_ins
+from picbench.engines.algorithms.anchors import find_tokens, read_text, sampled, stand_ins
 from picbench.engines.algorithms.base import (
     Algorithm,
     ChunkAlgorithm,
@@ -25,5 +25,6 @@ __all__ = [
     "option",
     "parse",
     "read_text",
+    "sampled",
     "stand_ins",
 ]

@@ -1,5 +1,6 @@
-"""The texts of anchors: the built-in passage, or a file."""
+"""The texts of anchors: the built-in passage, a file, or chunks of a run's own traffic."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,14 +21,23 @@ class Anchors:
         if text in ("off", "head"):
             return Anchor(head=text == "head")
         # A mistyped word is no file.
-        return Anchor(head=True, text=text) if text == PASSAGE or {".", "/"} & {*text} else None
+        known = text == PASSAGE or sampled(text) or {".", "/"} & {*text}
+        return Anchor(head=True, text=text) if known else None
 
     def __str__(self) -> str:
-        return f"off|head|{PASSAGE}|./FILE"
+        return f"off|head|{PASSAGE}|sample-N|./FILE"
+
+
+def sampled(name: str) -> int:
+    """How many chunks of a run's own traffic an anchor is made of: N of ``sample-N``, else 0."""
+    found = re.fullmatch(r"sample-([1-9]\d{0,3})", name)
+    return int(found[1]) if found else 0
 
 
 def read_text(name: str) -> str:
     """The text of an anchor. Raises ConfigError for a file that cannot be read or has no text."""
+    if sampled(name):
+        raise ConfigError(f"anchor={name}: only picbench run knows its traffic", hint="use ./FILE")
     path = Path(__file__).with_name("passage.txt") if name == PASSAGE else Path(name)
     try:
         text = path.read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from picbench.engines.algorithms import Algorithm, Registry, Reuse, read_text
+from picbench.engines.algorithms import Algorithm, Registry, Reuse, read_text, sampled
 from picbench.engines.chunk_cache.tiers.notation import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.conversion import ModelTokenizer
@@ -112,7 +113,9 @@ def _plan(sample: Sample, algorithms: Sequence[Algorithm], anchors: Anchors) -> 
             raise ConfigError(f"`algo` {algorithm.spec}: {error}", hint=hint) from error
         need = max(need, blocks(planned.slots + sample.max_tokens))
         end = max(end, planned.end + sample.max_tokens, planned.compile_end)
-    return need + blocks(max((len(chunk.context) for chunk in sample.chunks), default=0)), end
+    texts = (len(tokens) for tokens in anchors.values())
+    documents = (len(chunk.context) for chunk in sample.chunks)
+    return need + blocks(max(documents, default=0) + max(texts, default=0)), end
 
 
 def _even(pool: int) -> int:
@@ -286,7 +289,7 @@ def prepare(
     check_declared(config.cache, samples, arrivals=workload.arrivals, preload=workload.preload)
     registry = Registry()
     algorithms = [registry.parse(arm.algorithm) for arm in ours]
-    anchors = _anchors(algorithms, model)
+    anchors = _anchors(algorithms, model, samples)
     sizes = measure_sizes(
         samples,
         algorithms,
@@ -316,11 +319,20 @@ def prepare(
     return replace(job, fingerprint=fingerprint, output=_place(job, fingerprint))
 
 
-def _anchors(algorithms: Sequence[Algorithm], model: str) -> Anchors:
-    """The anchors of a run's arms, of which each engine gets all: arms may share one."""
+def _anchors(algorithms: Sequence[Algorithm], model: str, samples: Sequence[Sample]) -> Anchors:
+    """The anchors of a run's arms, of which each engine gets all: arms may share one.
+
+    Raises ConfigError for texts that cannot be read, and for more chunks than `samples` have.
+    """
     tokenizer, found = ModelTokenizer(model), dict[str, Sequence[int]]()
+    chunks = [*dict.fromkeys(chunk.tokens for sample in samples for chunk in sample.chunks)]
     for name in {algorithm.anchor_text for algorithm in algorithms} - {""}:
-        found[name] = tokenizer.encode(read_text(name))
+        count = sampled(name)
+        if count > len(chunks):
+            hint = "lower it, or give more requests"
+            raise ConfigError(f"anchor={name}: the run has {len(chunks)} chunks", hint=hint)
+        drawn = random.Random(0).sample(chunks, count)
+        found[name] = tuple(chain(*drawn)) if count else tokenizer.encode(read_text(name))
     return found
 
 

@@ -16,6 +16,7 @@ from picbench.errors import ConfigError
         ("head", Anchor(head=True)),
         ("passage", Anchor(head=True, text="passage")),
         ("./other.txt", Anchor(head=True, text="./other.txt")),
+        ("sample-2", Anchor(head=True, text="sample-2")),
         ("/far/away", Anchor(head=True, text="/far/away")),
     ],
 )
@@ -26,9 +27,11 @@ def test_a_spec_names_an_anchor(given: str, anchor: Anchor) -> None:
     assert algorithm.spec == ("naive" if given == "off" else f"naive:anchor={given}")
 
 
-@pytest.mark.parametrize("given", ["on", "hed", "", "passages"])
+@pytest.mark.parametrize("given", ["on", "hed", "", "passages", "sample-0", "sample"])
 def test_a_mistyped_word_is_no_file(given: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not possible \(use off\|head\|passage\|./FILE"):
+    with pytest.raises(
+        ConfigError, match=r"is not possible \(use off\|head\|passage\|sample-N\|./FILE"
+    ):
         parse(f"mepic:anchor={given}")
 
 
@@ -66,5 +69,7 @@ def test_tokens_are_those_given_or_those_of_texts(tmp_path: Path) -> None:
     assert found == {"passage": [7], str(path): (3,)}
     assert find_tokens({}, "", encode).keys() == {"passage"}
     assert find_tokens({}, "", None) == {}
+    with pytest.raises(ConfigError, match="only picbench run knows its traffic"):
+        find_tokens({}, "sample-2", encode)
     with pytest.raises(ConfigError, match="the model has no tokenizer"):
         find_tokens({}, "passage", None)

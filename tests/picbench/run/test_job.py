@@ -98,6 +98,14 @@ def test_documents_that_prompts_do_not_show_need_room() -> None:
     assert sizes_of(SAMPLE, sample, specs=specs).chunks == 2 * bare.chunks
 
 
+def test_anchors_need_room() -> None:
+    specs = ["full", "naive:anchor=./a.txt"]
+    sizes, bare = sizes_of(SAMPLE, specs=specs, anchors={"./a.txt": (1,) * 100}), sizes_of(SAMPLE)
+    longest = max(len(chunk.tokens) for chunk in SAMPLE.chunks)
+    assert sizes.context == len(SAMPLE.segments[0].tokens) + 100 + longest
+    assert abs(sizes.pool - bare.pool - blocks(100)) <= 1
+
+
 @given(st.integers(1, 30), st.integers(1, 64), st.integers(1, 200))
 def test_the_pool_is_even_and_holds_what_runs_at_once(
     count: int, concurrency: int, output: int
@@ -287,6 +295,27 @@ def test_all_arms_get_the_same_pool_and_differ_in_their_algorithm_alone(
 def test_a_cpu_has_nothing_to_share_and_a_chosen_pool_stays(make_job: Callable[..., Job]) -> None:
     assert make_job(1, device="cpu").sizes == make_job(80).sizes
     assert make_job(80, kv_blocks=321).sizes.pool == 321
+
+
+def test_engines_of_a_run_have_the_anchors_of_all_arms(
+    make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = "picbench.engines.conversion.ModelTokenizer.encode"
+    monkeypatch.setattr(encode, lambda self, text: tuple(map(ord, text)))
+    file, prints = tmp_path / "anchor.txt", []
+    for text in ("abc", "abd", "abc"):
+        file.write_text(text)
+        job = make_job(80, algo=(f"naive:anchor={file}", "mepic:anchor=sample-2", "full"))
+        prints.append(job.fingerprint)
+        anchors = [job.engine(arm).anchors for arm in job.arms]
+        assert anchors[0] == anchors[1] == anchors[2]
+        assert anchors[0][str(file)] == tuple(map(ord, text))
+        samples = job.workload.samples
+        assert len(anchors[0]["sample-2"]) == sum(len(c.tokens) for c in samples[0].chunks[:2])
+    assert prints[0] == prints[2] != prints[1]
+    assert not make_job(80).anchors
+    with pytest.raises(ConfigError, match=r"anchor=sample-9999: the run has \d+ chunks"):
+        make_job(80, algo=("naive:anchor=sample-9999",))
 
 
 def invoke(harness: OneModel, *arguments: str) -> Any:
