@@ -115,9 +115,9 @@ class RunConfig(SettingsModel):
     )
     model: str = setting(
         "testbed",
-        "The model that comes with picbench, a folder, an id on the hub, or a shape with "
-        "random weights.",
-        metavar="testbed|PATH|ID|shape:NAME",
+        "The model that comes with picbench, a folder, an id on the hub, or another that "
+        "picbench list models names.",
+        metavar="testbed|smollm2|PATH|ID|shape:NAME",
         min_length=1,
     )
     limit: int | None = setting(None, "Rows to run.", metavar="N", shown="all rows", ge=1)
@@ -405,6 +405,6 @@ class WarmConfig(SettingsModel):
     model: str = setting(
         "testbed",
         "As for picbench run; other weights never find these chunks.",
-        metavar="testbed|PATH|ID|shape:NAME",
+        metavar="testbed|smollm2|PATH|ID|shape:NAME",
     )
     salt: str | None = setting(None, "Whose requests may use the chunks.", metavar="TENANT")

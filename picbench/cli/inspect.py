@@ -21,7 +21,7 @@ FAILED = 3
 @click.command(cls=GuardedCommand)
 @click.option(
     "--model",
-    metavar="testbed|PATH|ID|shape:NAME",
+    metavar="testbed|smollm2|PATH|ID|shape:NAME",
     show_default="no self-check",
     help="Check the answers of engines with this model; under a minute for small models.",
 )
