@@ -86,6 +86,8 @@ class EngineConfig(ChunkSettings):
     of larger steps one by one. None: 1,024, which a chunk of 512 tokens and those that link others
     fit in, and in a stock engine 512, as with the defaults of `vllm serve`.
 
+    With `forced_replies` requests may bring the tokens of their replies (`Request.reply`).
+
     With `self_check` the engine compares ways to the same answers before it serves any, and does
     not start if they differ (`Engine.self_check`).
     """
@@ -104,6 +106,7 @@ class EngineConfig(ChunkSettings):
     asynchronous: bool = True
     tensor_parallel: int = 1
     self_check: bool = False
+    forced_replies: bool = False
 
     def __post_init__(self) -> None:
         check_counts(

@@ -43,7 +43,7 @@ from picbench.engines.vllm.frontend.placements import (
 )
 from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs, cut, marked_args
 from picbench.engines.vllm.launch import Launched
-from picbench.engines.vllm.settings import REJECTED, PicSettings
+from picbench.engines.vllm.settings import REJECTED, REPLY, PicSettings
 from picbench.errors import ConfigError, EngineError, check_counts
 
 if TYPE_CHECKING:
@@ -158,14 +158,20 @@ class RequestPreparer:
         """Raises ConfigError for a request that the engine can never serve."""
         segments, tokens = self._tokenized(request)
         limit = max_tokens if request.max_tokens is None else request.max_tokens
+        logprobs = logprobs if request.logprobs is None else request.logprobs
+        if request.reply is not None:
+            self._check_reply(request.reply)
+            limit, ignore_eos = len(request.reply), True
         check_counts(max_tokens=limit)
         _check_fits(len(tokens), limit, running)
-        _check_ids(tokens, running)
+        _check_ids([*tokens, *(request.reply or ())], running)
         most = running.engine.vllm_config.model_config.max_logprobs
         if logprobs is not None and (logprobs < 0 or 0 <= most < logprobs):
             message = f"`logprobs` {logprobs}: an engine gives 0 to {most}"
             raise ConfigError(message, hint="ask for fewer")
         params = self._params(limit, logprobs, ignore_eos)
+        if request.reply is not None:
+            _force(params, request.reply, running)
         tag = f"request-{next(self._numbers)}"
         named = request.algorithm
         algorithm = self._registry.parse(self._config.algorithm if named is None else named)
@@ -177,13 +183,14 @@ class RequestPreparer:
                 raise _not_stock(algorithm.spec)
         else:
             args = marked_args(args, tokens, algorithm, BLOCK_SIZE)
-            params.extra_args = {ARGS: args}
+            extra = params.extra_args or {}
+            params.extra_args = {**extra, ARGS: args}
         prepared = PreparedRequest(tag, tokens, params, request.salt)
         config = running.engine.vllm_config
         check_request(config, prepared, self._registry, more_blocks=_MORE_BLOCKS)
         if not self._config.stock:
             # vLLM's frontend, which is in this process, checks it as it is submitted.
-            params.extra_args = {ARGS: replace(args, checked=True)}
+            params.extra_args = {**extra, ARGS: replace(args, checked=True)}
         return prepared
 
     def canonical(self, request: Request, running: Launched) -> "Canonical | None":
@@ -255,6 +262,15 @@ class RequestPreparer:
         except (ValueError, VLLMClientError) as error:
             raise ConfigError(str(error), hint="see `max_tokens` and `logprobs`") from error
 
+    def _check_reply(self, reply: Sequence[int]) -> None:
+        if not self._config.forced_replies:
+            raise ConfigError(
+                "a request has a `reply`, and this engine has `forced_replies` off",
+                hint="start it with `forced_replies=True`",
+            )
+        if not reply:
+            raise ConfigError("`reply` has no token", hint="leave it out, or give a token")
+
 
 def make_result(
     prepared: PreparedRequest,
@@ -315,6 +331,13 @@ def _check_ids(tokens: Sequence[int], running: Launched) -> None:
             f"token id {wrong} is not in the vocabulary of {size}",
             hint="tokenize with the model's own tokenizer",
         )
+
+
+def _force(params: "SamplingParams", reply: Sequence[int], running: Launched) -> None:
+    if running.engine.vllm_config.model_config.enable_trace_replay:
+        params.trace_decode_token_ids = list(reply)
+    else:
+        params.extra_args = {REPLY: list(reply)}
 
 
 def _args(segments: _Tokenized, algorithm: str, tag: str | None) -> RequestArgs:

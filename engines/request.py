@@ -62,13 +62,19 @@ class Request:
     """A prompt as a sequence of segments; logical order is the order given.
 
     `algorithm` (``"epic:k=16"``) and `max_tokens` override the engine's defaults for this request.
-    Requests with different `salt` (a tenant) never share KV.
+    Requests with different `salt` (a tenant) never share KV. `logprobs` overrides how many
+    log-probabilities a token has in the result.
+
+    With a `reply` these tokens are generated, whatever the model would say; log-probabilities are
+    the model's own. The engine needs `forced_replies`.
     """
 
     segments: Sequence[PromptSegment]
     algorithm: str | None = None
     max_tokens: int | None = None
     salt: str | None = None
+    logprobs: int | None = None
+    reply: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

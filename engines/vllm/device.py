@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.vllm.settings import FORCED_TOKENS
 from picbench.errors import ConfigError
 
 
@@ -16,7 +17,7 @@ class Device:
 
     `stock_block_size` is stock vLLM's in slots, `pool_bytes` the default size of the KV pool.
     `graphs` says whether models are compiled and captured unless engines are eager. `arguments` are
-    further ones for vLLM.
+    further ones for vLLM, and `forcing` those of engines whose requests may bring their replies.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Device:
     pool_bytes: int
     graphs: bool
     arguments: Mapping[str, Any]
+    forcing: Mapping[str, Any]
 
     @property
     def stock_ratio(self) -> int:
@@ -32,7 +34,14 @@ class Device:
 
 
 #: Stock CPU attention needs multiples of 32 slots (vllm/v1/attention/backends/cpu_attn.py).
-CPU = Device("cpu", stock_block_size=32, pool_bytes=256 << 20, graphs=False, arguments={})
+CPU = Device(
+    "cpu",
+    stock_block_size=32,
+    pool_bytes=256 << 20,
+    graphs=False,
+    arguments={},
+    forcing={"logits_processors": [FORCED_TOKENS]},
+)
 
 CUDA = Device(
     "cuda",
@@ -41,6 +50,7 @@ CUDA = Device(
     graphs=True,
     # The pool is given in blocks, so no share of the memory has to be free besides.
     arguments={"gpu_memory_utilization": 0.01},
+    forcing={"enable_trace_replay": True},
 )
 
 

@@ -192,6 +192,7 @@ def _common_arguments(config: EngineConfig, device: Device) -> dict[str, Any]:
         "kv_cache_memory_bytes": device.pool_bytes,
         **graphs,
         **device.arguments,
+        **(device.forcing if config.forced_replies else {}),
     }
 
 

@@ -29,6 +29,10 @@ CONNECTOR_MODULE = "picbench.engines.vllm.transfer.connector"
 #: vLLM's stop reason of a request that `on_pressure` refused.
 REJECTED = "rejected: the KV pool is short of blocks"
 
+#: What samples given replies, and their key in a request's `extra_args`.
+FORCED_TOKENS = "picbench.engines.vllm.forced_tokens:ForcedTokens"
+REPLY = "picbench_reply"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PicSettings(ChunkSettings):

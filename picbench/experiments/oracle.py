@@ -19,7 +19,7 @@ from picbench.engines.config import DEFAULT_TIERS, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.engines.self_check import TOLERANCE
-from picbench.errors import ConfigError, closest
+from picbench.errors import ConfigError, EngineError, closest
 from picbench.run.measurements import Architectures, OracleCheck, Outcome
 from picbench.run.runner import random_tokens
 from picbench.store import provenance
@@ -33,6 +33,9 @@ from picbench.workloads.models.architectures import architectures, write
 LENGTHS = {"A": (150, 0), "B": (35, 150), "C": (81, 200), "D": (400, 30)}
 ORDERS = ("ABCD", "DCBA", "ABA", "C")
 
+
+#: The way of serving in which requests bring their replies.
+FORCED = "forced"
 
 #: A result, and the tokens that were picked, if any were.
 Reply = tuple[Result, tuple[int, ...] | None]
@@ -127,10 +130,10 @@ def check(
 ) -> bool:
     """Serve all cases, say a line for each, and return whether all are the oracle's.
 
-    With `added` these are those of `added_cases`, too. Each is served three times: cold, with
-    nothing cached; after other cases, whose chunks it shares; and warm, all cases together, when no
-    chunk may be compiled any more. Where tokens are picked, the oracle replays the engine's picks;
-    in float32 it must pick the same ones by itself.
+    With `added` these are those of `added_cases`, too. Each is served four times: cold, with
+    nothing cached; after other cases, whose chunks it shares; warm, all cases together, when no
+    chunk may be compiled any more; and so with a reply that is forced. Where tokens are picked, the
+    oracle replays the engine's picks; in float32 it must pick the same ones by itself.
     """
     from transformers import AutoConfig
 
@@ -157,7 +160,7 @@ def check(
                 known[key] = oracle.logprobs(segments, rule, result.tokens)
             assert result.logprobs is not None
             error = distance(known[key], result.logprobs)
-            same = known[key].argmax(-1).tolist() == list(result.tokens)
+            same = name == FORCED or known[key].argmax(-1).tolist() == list(result.tokens)
             notes = [] if same else ["other token"]
             if other := len(set(picked or ()) - own):
                 notes.append(f"{other} of {len(picked or ())} picked otherwise")
@@ -174,7 +177,7 @@ def check(
 
 def _serve(config: EngineConfig, requests: Sequence[Request]) -> dict[str, list[Reply]]:
     options: dict[str, Any] = {"max_tokens": 6, "logprobs": 8, "ignore_eos": True}
-    with Engine(config) as engine:
+    with Engine(replace(config, forced_replies=True)) as engine:
 
         def ask(request: Request, *, cold: bool = False) -> Reply:
             if cold:
@@ -188,9 +191,16 @@ def _serve(config: EngineConfig, requests: Sequence[Request]) -> dict[str, list[
         engine.reset()
         after = [ask(request) for request in requests]
         # Picks depend on a request and the KV of its chunks alone, which have not changed since.
-        picks = (picked for _, picked in after)
-        warm = list(zip(engine.generate(requests, **options), picks, strict=True))
-        return {"cold": cold, "after": after, "warm": warm}
+        picks = [picked for _, picked in after]
+        warm = engine.generate(requests, **options)
+        replies = [reply.tokens[::-1] for reply in warm]
+        given = [replace(r, reply=reply) for r, reply in zip(requests, replies, strict=True)]
+        forced = engine.generate(given, **options)
+        if [reply.tokens for reply in forced] != replies:
+            raise EngineError("a reply has other tokens than were forced")
+        together = {"warm": warm, FORCED: forced}
+        served = {n: list(zip(found, picks, strict=True)) for n, found in together.items()}
+        return {"cold": cold, "after": after, **served}
 
 
 def as_oracle(segments: Sequence[PromptSegment], placeholder: int) -> list[Any]:

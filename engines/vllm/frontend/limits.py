@@ -17,7 +17,7 @@ from picbench.engines.vllm.frontend.request_args import (
     mark_request,
     request_args,
 )
-from picbench.engines.vllm.settings import PicSettings
+from picbench.engines.vllm.settings import FORCED_TOKENS, PicSettings
 from picbench.errors import ConfigError
 
 #: What users of vLLM can do about a pool that is too small.
@@ -244,11 +244,12 @@ def _check_features(config: Any, request: Any) -> None:
             "a request with chunks cannot skip the cache",
             hint="leave prompt_logprobs and skip_reading_prefix_cache off",
         )
+    processors = {*(config.model_config.logits_processors or ())} - {FORCED_TOKENS}
     unsupported = {
         "prompt_logprob_token_ids": params.prompt_logprob_token_ids is not None,
         "thinking_token_budget": params.thinking_token_budget is not None,
         "streaming input": getattr(request, "resumable", False),
-        "an engine with custom logits processors": bool(config.model_config.logits_processors),
+        "an engine with custom logits processors": bool(processors),
     }
     for feature, asked in unsupported.items():
         if asked:
