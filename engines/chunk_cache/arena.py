@@ -5,7 +5,7 @@ chunk takes any rows, so nothing fragments. Rows that are being copied from or t
 handed out again before that has ended, whatever is evicted or cleared meanwhile.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -48,8 +48,7 @@ class Arena:
         self._fresh = 0
         self._freed: list[int] = []
         self._idle = 0
-        self._evictions = self._hits = self._misses = self._stored = self._refused = 0
-        self._rows_read = self._rows_written = 0
+        self._counts = Counter[str]()
 
     def __contains__(self, name: Key) -> bool:
         """Whether a chunk can be read; does not count as use."""
@@ -63,10 +62,10 @@ class Arena:
         """The extent of a chunk of which `pages` are going to be read; None if it is not there."""
         extent = self._extents.get(name)
         if extent is None:
-            self._misses += 1
+            self._counts["misses"] += 1
             return None
-        self._hits += 1
-        self._rows_read += pages
+        self._counts["hits"] += 1
+        self._counts["bytes_read"] += pages * self._row_bytes
         self._extents.move_to_end(name)
         if not extent.users:
             self._idle -= len(extent.rows)
@@ -83,12 +82,11 @@ class Arena:
         """Rows for a new chunk, at the cost of the least recently used; None without enough."""
         assert name not in self._extents and name not in self._filling
         if self._free + self._idle < count:
-            self._refused += 1
+            self._counts["refused"] += 1
             return None
         for extent in [extent for extent in self._extents.values() if not extent.users]:
             if self._free >= count:
                 break
-            self._evictions += 1
             self._drop(extent)
             self._evicted(extent.name)
         extent = Extent(name, tuple(self._take(count)))
@@ -99,8 +97,8 @@ class Arena:
         """The rows hold the chunk now: others may read it."""
         del self._filling[extent.name]
         extent.filled = True
-        self._stored += 1
-        self._rows_written += len(extent.rows)
+        self._counts["stored"] += 1
+        self._counts["bytes_written"] += len(extent.rows) * self._row_bytes
         if extent.listed:
             self._extents[extent.name] = extent
 
@@ -126,24 +124,11 @@ class Arena:
     def usage(self) -> Usage:
         """What is held; `bytes` includes what is being filled."""
         held = self._fresh - len(self._freed)
-        return Usage(
-            objects=len(self._extents),
-            bytes=held * self._row_bytes,
-            capacity=self._capacity,
-            evictions=self._evictions,
-            refused=self._refused,
-        )
+        return Usage(len(self._extents), held * self._row_bytes, self._capacity)
 
     def counters(self) -> Counters:
         """What was done so far, chunk by chunk."""
-        return Counters(
-            hits=self._hits,
-            misses=self._misses,
-            stored=self._stored,
-            refused=self._refused,
-            bytes_read=self._rows_read * self._row_bytes,
-            bytes_written=self._rows_written * self._row_bytes,
-        )
+        return Counters(**self._counts)
 
     @property
     def _free(self) -> int:

@@ -144,18 +144,15 @@ def pageable(nbytes: int) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a tier holds, and what it has done since it was opened.
+    """What a tier holds.
 
     `objects` and `bytes` count what is there now, of all processes that share the tier; None where
     the store does not say. `capacity` is in bytes, None where the tier has no bound of its own.
-    `evictions` and `refused` (puts that were not kept: full, or too large) count this process.
     """
 
     objects: int | None
     bytes: int | None
     capacity: int | None
-    evictions: int = 0
-    refused: int = 0
 
 
 #: A key that no value has.

@@ -39,9 +39,6 @@ class Disk(Tier):
         self._capacity = capacity
         self._files = ValueFiles(root)
         self._index = DiskIndex(root / "index.sqlite")
-        self._lock = Lock()
-        self._evictions = 0
-        self._refused = 0
         self._files.remove_abandoned()
         self._index.adopt(self._files.scan(self._index.keys()))
 
@@ -108,28 +105,17 @@ class Disk(Tier):
 
     def usage(self) -> Usage:
         """What all processes keep in the folder; `bytes` includes values that are being written."""
-        objects, nbytes = self._index.totals()
-        return Usage(objects, nbytes, self._capacity, self._evictions, self._refused)
+        return Usage(*self._index.totals(), self._capacity)
 
     def close(self) -> None:
         """Close the index; values stay."""
         self._index.close()
 
     def _put(self, key: Key, value: memoryview) -> bool:
-        kept, evicted = False, 0
-        try:
-            if value.nbytes <= self._capacity:
-                room = key, value.nbytes, self._capacity
-                evicted = self._index.reserve(*room, self._files.remove)
-                kept = self._write(key, value)
-        finally:
-            with self._lock:
-                self._evictions += evicted
-                self._refused += not kept
-        return kept
-
-    def _write(self, key: Key, value: memoryview) -> bool:
         """Whether the value is in place; it is not if another process evicted it meanwhile."""
+        if value.nbytes > self._capacity:
+            return False
+        self._index.reserve(key, value.nbytes, self._capacity, self._files.remove)
         written = False
         try:
             self._files.write(key, value)
@@ -302,12 +288,11 @@ class DiskIndex:
         except sqlite3.OperationalError:
             return self.contains(keys)
 
-    def reserve(self, key: Key, nbytes: int, capacity: int, remove: Callable[[Key], None]) -> int:
-        """Make room for a value, listed once `publish` is called; returns how many were evicted.
+    def reserve(self, key: Key, nbytes: int, capacity: int, remove: Callable[[Key], None]) -> None:
+        """Make room for a value, listed once `publish` is called.
 
         `remove` removes a file, before its room counts. `nbytes` must not exceed `capacity`.
         """
-        evicted = 0
         with self._transaction() as run:
             run.execute("DELETE FROM value WHERE key = ?", (key,))
             total = "SELECT bytes FROM total"
@@ -316,9 +301,7 @@ class DiskIndex:
                 (victim,) = run.execute(sql).fetchone()
                 run.execute("DELETE FROM value WHERE key = ?", (victim,))
                 remove(victim)
-                evicted += 1
             run.execute("INSERT INTO value VALUES (?, ?, ?, 0)", (key, nbytes, _tick(run)))
-        return evicted
 
     def publish(self, key: Key) -> bool:
         """List a value whose file is in place; False if its reservation is gone."""

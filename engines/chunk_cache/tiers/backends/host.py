@@ -42,8 +42,6 @@ class Host(Tier):
         self._lock = Lock()
         self._values: OrderedDict[Key, memoryview] = OrderedDict()
         self._bytes = 0
-        self._evictions = 0
-        self._refused = 0
 
     @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
@@ -91,13 +89,7 @@ class Host(Tier):
     def usage(self) -> Usage:
         """What is held; `bytes` includes values that are being copied."""
         with self._lock:
-            return Usage(
-                objects=len(self._values),
-                bytes=self._bytes,
-                capacity=self._capacity,
-                evictions=self._evictions,
-                refused=self._refused,
-            )
+            return Usage(len(self._values), self._bytes, self._capacity)
 
     def close(self) -> None:
         """Forget everything."""
@@ -114,7 +106,6 @@ class Host(Tier):
         except MemoryError:
             with self._lock:
                 self._bytes -= value.nbytes
-                self._refused += 1
             return False
         with self._lock:
             self._drop(key)
@@ -128,11 +119,9 @@ class Host(Tier):
                 self._drop(key)
                 while self._values and self._bytes + nbytes > self._capacity:
                     self._drop(next(iter(self._values)))
-                    self._evictions += 1
             # With nothing left to evict, other threads may still be copying what they reserved.
             fits = self._bytes + nbytes <= self._capacity
             self._bytes += nbytes if fits else 0
-            self._refused += not fits
             return fits
 
     def _drop(self, key: Key) -> None:

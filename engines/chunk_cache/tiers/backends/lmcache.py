@@ -32,7 +32,6 @@ class LMCache(Tier):
         self._timeout = timeout
         self._lock = Lock()
         self._idle: list[socket.socket] = []
-        self._refused = 0
 
     @classmethod
     def check(cls, spec: TierSpec) -> None:
@@ -82,7 +81,7 @@ class LMCache(Tier):
 
     def usage(self) -> Usage:
         """Unknown: the server does not report it."""
-        return Usage(objects=None, bytes=None, capacity=None, refused=self._refused)
+        return Usage(objects=None, bytes=None, capacity=None)
 
     def close(self) -> None:
         """Close the connections; values stay."""
@@ -96,8 +95,6 @@ class LMCache(Tier):
 
     def _put(self, connection: socket.socket, key: Key, value: memoryview) -> bool:
         if not 0 < value.nbytes <= LARGEST_VALUE:
-            with self._lock:
-                self._refused += 1
             return False
         connection.sendall(self._message("PUT", key, value.nbytes))
         connection.sendall(value)

@@ -31,7 +31,6 @@ class Mooncake(Tier):
         self._arguments = arguments
         self._lock = Lock()
         self._store: Any = None
-        self._refused = 0
 
     @classmethod
     def check(cls, spec: TierSpec) -> None:
@@ -93,7 +92,7 @@ class Mooncake(Tier):
 
     def usage(self) -> Usage:
         """Unknown: the store does not report it."""
-        return Usage(objects=None, bytes=None, capacity=None, refused=self._refused)
+        return Usage(objects=None, bytes=None, capacity=None)
 
     def close(self) -> None:
         """Leave the pool, with the values in this process's share."""
@@ -104,10 +103,7 @@ class Mooncake(Tier):
 
     def _put(self, key: Key, value: Buffer) -> bool:
         code: int = self._connected().upsert(_name(key), value)
-        if code in _NO_ROOM:
-            with self._lock:
-                self._refused += 1
-        elif code:
+        if code and code not in _NO_ROOM:
             raise OSError(f"the store answers {code}")
         return code == 0
 

@@ -1,7 +1,6 @@
 """A Redis or Valkey server: a tier that engines on several machines share."""
 
 from collections.abc import Sequence
-from threading import Lock
 from typing import Any, ClassVar, NoReturn, Self
 from urllib.parse import urlsplit
 
@@ -15,7 +14,7 @@ _SCAN = 1000
 _READ_BYTES = 1 << 20  # values are megabytes; the client's default is 64 KiB
 
 # KEYS: order, sizes, state. ARGV: key, value, capacity, prefix of values, milliseconds to live or
-# nothing. Returns evictions.
+# nothing.
 _SET = """
 local order, sizes, state = KEYS[1], KEYS[2], KEYS[3]
 local key, nbytes, capacity = ARGV[1], #ARGV[2], tonumber(ARGV[3])
@@ -24,14 +23,12 @@ local clock = redis.call('HINCRBY', state, 'clock', 1)
 local held = tonumber(redis.call('HGET', state, 'bytes') or 0)
 held = held - tonumber(redis.call('HGET', sizes, key) or 0)
 redis.call('ZREM', order, key)
-local evicted = 0
 while held + nbytes > capacity do
     local victim = redis.call('ZPOPMIN', order)[1]
     if not victim then held = 0 break end
     held = held - tonumber(redis.call('HGET', sizes, victim) or 0)
     redis.call('HDEL', sizes, victim)
     redis.call('DEL', ARGV[4] .. victim)
-    evicted = evicted + 1
 end
 redis.call('HSET', sizes, key, nbytes)
 redis.call('HSET', state, 'bytes', held + nbytes)
@@ -41,7 +38,7 @@ if ARGV[5] == '' then
 else
     redis.call('SET', ARGV[4] .. key, ARGV[2], 'PX', ARGV[5])
 end
-return evicted
+return 0
 """
 
 # KEYS: as above. ARGV: keys that were used.
@@ -95,9 +92,6 @@ class Redis(Tier):
         self._largest = min(capacity or LARGEST_VALUE, LARGEST_VALUE)
         self._expiry = max(1, round(ttl * 1000)) if ttl else None
         self._error: type[Exception] = client_library.exceptions.ResponseError
-        self._lock = Lock()
-        self._evictions = 0
-        self._refused = 0
 
     @classmethod
     def check(cls, spec: TierSpec) -> None:
@@ -155,8 +149,6 @@ class Redis(Tier):
         kept = [False] * len(items)
         for i, stays in zip(fitting, self._set([items[i] for i in fitting]), strict=True):
             kept[i] = stays
-        with self._lock:
-            self._refused += kept.count(False)
         return kept
 
     def get(self, keys: Sequence[Key]) -> list[Buffer | None]:
@@ -184,7 +176,7 @@ class Redis(Tier):
             objects += len(lengths)
             nbytes += sum(lengths)
             if not cursor:
-                return Usage(objects, nbytes, self._capacity, self._evictions, self._refused)
+                return Usage(objects, nbytes, self._capacity)
 
     def close(self) -> None:
         """Close the connections; values stay."""
@@ -203,9 +195,6 @@ class Redis(Tier):
         for error in refused:
             if not _is_full(error):
                 raise error
-        if self._bound:
-            with self._lock:
-                self._evictions += sum(n for n in replies if isinstance(n, int))
         return [not isinstance(reply, Exception) for reply in replies]
 
     def _touch(self, keys: Sequence[Key]) -> None:
@@ -245,7 +234,7 @@ class RedisBound:
         self._forget = client.register_script(_FORGET)
 
     def set(self, pipeline: Any, key: Key, value: Buffer, expiry: int | None) -> None:
-        """Queue setting a value, with milliseconds to live; replies the number of evictions."""
+        """Queue setting a value, with milliseconds to live."""
         arguments = [key, value, self._capacity, self._prefix, expiry or b""]
         self._set(keys=self._keys, args=arguments, client=pipeline)
 
