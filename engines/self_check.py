@@ -109,13 +109,12 @@ class SelfCheck:
 
 
 def checked_prompts(
-    generate: Generate, vocabulary: int, context: int, slots: int, algorithm: str | None = None
+    generate: Generate, vocabulary: int, context: int, slots: int
 ) -> CheckedPrompts:
     """Random prompts, and the answers of an engine that is taken to be right.
 
-    `algorithm` is what plain requests are served by; None for the engine's default, which must
-    cache prefixes. `slots` is the size of the KV pool. Raises ConfigError if context or pool are
-    too small for any prompt.
+    Its default algorithm must cache prefixes. `slots` is the size of the KV pool. Raises
+    ConfigError if context or pool are too small for any prompt.
     """
     drawn = list(_draw(vocabulary, context, slots))
     if not drawn:
@@ -124,7 +123,7 @@ def checked_prompts(
             "small for the self-check",
             hint="raise `context` or `kv_blocks`, or leave `self_check` off",
         )
-    asked = [_plain(chunks, question, algorithm) for chunks, question in drawn]
+    asked = [Request([Text(tokens=(*_joined(chunks), *end))]) for chunks, end in drawn]
     # Its own name for each run, so that nothing of it is in the cache.
     full, hit, other = (
         _answers(generate, [replace(request, salt=salt) for request in requests])
@@ -177,12 +176,6 @@ def _draw(
         # Linked tokens have slots of their own, and chunks are padded to whole blocks.
         if tokens <= context and 2 * tokens + BLOCK_SIZE * len(sizes) <= slots:
             yield tuple(drawn[:-1]), drawn[-1]
-
-
-def _plain(
-    chunks: Sequence[tuple[int, ...]], question: tuple[int, ...], algorithm: str | None
-) -> Request:
-    return Request([Text(tokens=(*_joined(chunks), *question))], algorithm)
 
 
 def _reversed(request: Request) -> Request:

@@ -33,7 +33,6 @@ from picbench.engines.oracle.rule import (
     full,
     kvlink,
     mepic,
-    minipic,
     naive,
 )
 
@@ -55,7 +54,6 @@ __all__ = [
     "full",
     "kvlink",
     "mepic",
-    "minipic",
     "naive",
     "visible",
 ]

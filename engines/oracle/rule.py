@@ -123,36 +123,6 @@ def block_attention() -> Rule:
     return replace(naive(), frame=frame)
 
 
-def minipic(ssep: int, pdep: int, *, joined: bool = False) -> Rule:
-    """A prompt of one text that says by separators what is compiled alone (2606.13126).
-
-    From a token `ssep` up to the next separator it is a chunk, otherwise text. If `joined`, a chunk
-    begins with the text from `pdep` on that is right before it, and that text is recomputed.
-    """
-
-    def frame(prompt: Sequence[OracleSegment]) -> list[OracleSegment]:
-        parts: list[list[int]] = [[]]
-        for token in (token for segment in prompt for token in segment.tokens):
-            if token in (ssep, pdep):
-                parts.append([])
-            parts[-1].append(token)
-        framed: list[OracleSegment] = []
-        lead: list[int] = []
-        for part in parts:
-            if joined and part[:1] == [pdep] and part is not parts[-1]:
-                framed += [OracleSegment("text", lead)]
-                lead = part
-            elif part[:1] == [ssep]:
-                framed.append(OracleSegment("chunk", lead + part, dependent=range(len(lead))))
-                lead = []
-            else:
-                framed += [OracleSegment("text", lead), OracleSegment("text", part)]
-                lead = []
-        return framed
-
-    return replace(naive(), frame=frame)
-
-
 def first(share: float) -> Rule:
     """The first tokens of every chunk, the given share of them, rounded up."""
     return Rule(lambda _, length: range(-int(-round(share * length, 6) // 1)))

@@ -5,7 +5,7 @@ token, at which position, and which chunks must be compiled.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -360,7 +360,7 @@ class _Builder:
         context = segment.context if self._layout.documents else ()
         if policy.fixed and (anchor.anchor or context):
             raise ValueError("a chunk at a fixed position has neither anchor nor document")
-        return anchor.with_context(context) if context else anchor, root
+        return replace(anchor, context=context) if context else anchor, root
 
     def _make_anchor(self, given: Anchor) -> tuple[AnchorText, Key]:
         scope, keys, tokens = self._layout.scope, tuple[Key, ...](), tuple[int, ...]()

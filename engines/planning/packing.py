@@ -96,10 +96,6 @@ class AnchorText:
     prefix_keys: tuple[Key, ...] = ()
     context: Context | tuple[int, ...] = ()
 
-    def with_context(self, context: Context | tuple[int, ...]) -> "AnchorText":
-        """The same anchor with a document's text after it."""
-        return AnchorText(self.anchor, self.size, self.scope, self.prefix_keys, context)
-
     @property
     def tokens(self) -> tuple[int, ...]:
         """The tokens, in order."""

@@ -277,20 +277,16 @@ class GuardedTier:
         self._count(**amounts)
         if not breaker.fail():
             return
-        if breaker is self._writes:
-            _LOG.warning(
-                "tier %s cannot be written to: %s. What it has is still read, and writes are tried "
-                "again after pauses. Free or repair it, or take it out of `tiers`",
-                self.name,
-                reason,
-            )
-            return
-        _LOG.warning(
+        message = (
             "tier %s fails: %s. Requests go on without it, and it is tried again after "
-            "pauses. Start or repair it, or take it out of `tiers`",
-            self.name,
-            reason,
+            "pauses. Start or repair it, or take it out of `tiers`"
         )
+        if breaker is self._writes:
+            message = (
+                "tier %s cannot be written to: %s. What it has is still read, and writes are tried "
+                "again after pauses. Free or repair it, or take it out of `tiers`"
+            )
+        _LOG.warning(message, self.name, reason)
 
     def _note_unread(self, keys: Sequence[Key]) -> None:
         with self._lock:

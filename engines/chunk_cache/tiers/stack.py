@@ -23,34 +23,31 @@ T = TypeVar("T")
 Group = Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class TicketGroup(Generic[T]):
-    """The answers of a ticket at the indices of `group`, in that order."""
-
-    group: Group
-    future: Future[list[T]]
-
-
 class Ticket(Generic[T]):
-    """The answers to a batch, later; what is in no group or was dropped is answered `nothing`."""
+    """The answers to a batch, later; what is in no group or was dropped is answered `nothing`.
 
-    def __init__(self, size: int, nothing: T, groups: Sequence[TicketGroup[T]]) -> None:
+    `groups` have indices, and the answers at these, in that order.
+    """
+
+    def __init__(
+        self, size: int, nothing: T, groups: Sequence[tuple[Group, Future[list[T]]]]
+    ) -> None:
         self._size = size
         self._nothing = nothing
         self._groups = groups
 
     def done(self) -> bool:
         """Whether `result` would return at once; never blocks."""
-        return all(group.future.done() for group in self._groups)
+        return all(future.done() for _, future in self._groups)
 
     def result(self, timeout: float | None = None) -> list[T]:
         """The answers, in order; TimeoutError if they take longer than `timeout` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         answers = [self._nothing] * self._size
-        for group in self._groups:
+        for group, future in self._groups:
             left = None if end is None else max(0.0, end - time.monotonic())
             with suppress(CancelledError):
-                for index, answer in zip(group.group, group.future.result(left), strict=False):
+                for index, answer in zip(group, future.result(left), strict=False):
                     answers[index] = answer
         return answers
 
@@ -92,13 +89,13 @@ class BackgroundPool:
 
     def _submit(
         self, group: Group, work: Callable[[Group], list[T]], after: Callable[[Group], None]
-    ) -> TicketGroup[T]:
+    ) -> tuple[Group, Future[list[T]]]:
         with self._lock:
             future = _dropped() if self._closed else self._pool.submit(work, group)
             self._pending.add(future)
         future.add_done_callback(lambda _: after(group))
         future.add_done_callback(self._forget)
-        return TicketGroup(group, future)
+        return group, future
 
     def _forget(self, future: Future[Any]) -> None:
         with self._lock:

@@ -54,11 +54,6 @@ ARGS = "pic"
 #: What flat arguments begin with; vLLM's other plug-ins have arguments, too.
 _PREFIX = "pic_"
 
-_FLAT = tuple(
-    _PREFIX + name
-    for name in ("spans", "algorithm", "positions", "slots", "documents", "dependent")
-)
-
 #: Flat lists of rows: how many integers each has, and which.
 _ROWS = {
     "spans": (2, "start, end, start, end, ..."),
@@ -66,6 +61,8 @@ _ROWS = {
     "slots": (4, "chunk, start, end, length, chunk, ..."),
     "dependent": (2, "start, end, start, end, ..."),
 }
+
+_FLAT = tuple(_PREFIX + name for name in (*_ROWS, "algorithm", "documents"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from picbench.engines.chunk_cache.tiers.stack import Fetched, Ticket, TicketGroup
+from picbench.engines.chunk_cache.tiers.stack import Fetched, Ticket
 
 
 class FarTiers:
@@ -58,4 +58,4 @@ class FarTiers:
         self.asked.append((future, call))
         if self.answering:
             self.answer()
-        return Ticket(size, nothing, [TicketGroup(range(size), future)])
+        return Ticket(size, nothing, [(range(size), future)])

@@ -9,7 +9,7 @@ import pytest
 from small_engine import small_config
 
 from picbench.engines.engine import Engine
-from picbench.engines.oracle import Oracle, epic, full, mepic, minipic, naive
+from picbench.engines.oracle import Oracle, OracleSegment, Rule, epic, full, mepic, naive
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.errors import ConfigError
 
@@ -17,6 +17,36 @@ TOLERANCE = 1e-3
 APART = 0.1
 SSEP, PDEP, PAD = 1, 2, 0  # Ids that random tokens do not have.
 TOKENS = "minipic:ssep=1:pdep=2"
+
+
+def minipic(ssep: int, pdep: int, *, joined: bool = False) -> Rule:
+    """A prompt of one text that says by separators what is compiled alone (2606.13126).
+
+    From a token `ssep` up to the next separator it is a chunk, otherwise text. If `joined`, a chunk
+    begins with the text from `pdep` on that is right before it, and that text is recomputed.
+    """
+
+    def frame(prompt: Sequence[OracleSegment]) -> list[OracleSegment]:
+        parts: list[list[int]] = [[]]
+        for token in (token for segment in prompt for token in segment.tokens):
+            if token in (ssep, pdep):
+                parts.append([])
+            parts[-1].append(token)
+        framed: list[OracleSegment] = []
+        lead: list[int] = []
+        for part in parts:
+            if joined and part[:1] == [pdep] and part is not parts[-1]:
+                framed += [OracleSegment("text", lead)]
+                lead = part
+            elif part[:1] == [ssep]:
+                framed.append(OracleSegment("chunk", lead + part, dependent=range(len(lead))))
+                lead = []
+            else:
+                framed += [OracleSegment("text", lead), OracleSegment("text", part)]
+                lead = []
+        return framed
+
+    return replace(naive(), frame=frame)
 
 
 @pytest.fixture(scope="module")

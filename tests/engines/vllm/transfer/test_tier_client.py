@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 from queued_streams import QueuedStreams
 
-from picbench.engines.chunk_cache.tiers.stack import Ticket, TicketGroup
+from picbench.engines.chunk_cache.tiers.stack import Ticket
 from picbench.engines.chunk_cache.transfers import (
     ChunkLoad,
     CopyCommand,
@@ -42,7 +42,7 @@ class AtOnce:
     def run(self, size: int, nothing: Any, groups: Any, work: Callable[[Any], Any]) -> Ticket[Any]:
         future: Future[Any] = Future()
         future.set_result(work(groups[0]))
-        return Ticket(size, nothing, [TicketGroup(groups[0], future)])
+        return Ticket(size, nothing, [(groups[0], future)])
 
     def drain(self, timeout: float) -> bool:
         return True
