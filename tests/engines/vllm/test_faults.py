@@ -153,8 +153,12 @@ def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, int], lis
     return install
 
 
+# The scope, which pytest cannot tell from two arguments, keeps tests of an engine together.
 @pytest.mark.parametrize(
-    ("engine", "nth"), [("in step", 1), ("in step", 2), ("ahead", 2)], indirect=["engine"]
+    ("engine", "nth"),
+    [("in step", 1), ("in step", 2), ("ahead", 2)],
+    indirect=["engine"],
+    scope="module",
 )
 @pytest.mark.parametrize(("owner", "name"), OF_A_REQUEST)
 def test_a_fault_ends_one_request(
