@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ class PicBenchError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process boundaries (an arm runs in its own), and the default protocol
         # would lose the keyword-only hint.
-        return (_rebuild, (type(self), self.message, self.hint))
+        return (partial(type(self), hint=self.hint), (self.message,))
 
 
 class ConfigError(PicBenchError):
@@ -71,10 +72,6 @@ class EngineError(PicBenchError):
     """The engine failed; results that were written before are kept."""
 
     exit_code = 4
-
-
-def _rebuild(kind: type[PicBenchError], message: str, hint: str) -> PicBenchError:
-    return kind(message, hint=hint)
 
 
 def check_range(name: str, value: object) -> None:

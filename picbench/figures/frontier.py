@@ -256,10 +256,6 @@ def _draw(
     axis.spines[:].set_visible(True)
 
 
-def _tokens(size: tuple[int, int]) -> tuple[int, int]:
-    return size[0] * size[1], size[0]
-
-
 def draw_profile(saved: Mapping[str, float], caption: str, base: Path) -> None:
     """A bar for each arm: the share of prompt tokens that is computed, 1 - `saved`."""
     with drawing(COLUMN, 0.9 + 0.28 * len(saved)) as figure:
