@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
     from picbench.engines.cache import ChunkCache
-    from picbench.engines.vllm.scheduler.linker import Linker, PromptCost
+    from picbench.engines.vllm.scheduler.linker import Linker
+    from picbench.engines.vllm.scheduler.prompt_cost import PromptCost
     from picbench.engines.vllm.transfer.tier_client import TierClient
 
 

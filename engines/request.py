@@ -95,14 +95,18 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Prompt tokens of a request by origin.
+    """Prompt tokens of a request by origin: `reused`, `compiled` and `computed` are all of them.
 
-    `prompt` tokens were sent by the user. Of these, `reused` were found in the cache (chunk or
-    prefix KV), `linked` were recomputed inside chunks, and all others were computed as text.
-    `compiled` tokens were computed as canonical chunk KV before the request could run (counted for
-    the first request that needed the chunk). `padded` slots hold no visible token. Stock engines
-    report `reused` from prefix caching and zeros otherwise, as do remote servers; `reused` is
-    None where a server does not say.
+    `prompt` tokens were sent by the user. KV of the `reused` ones had not to be computed for this
+    request: `loaded` ones came from tiers, by tier, all others were in the pool. `prefix` of them
+    follow the prompt's beginning, the others are in chunks, wherever these stand. `compiled` tokens
+    are in chunks that were compiled for this request, the first one that needed them. All others
+    were computed when it ran, as text or, `linked` ones, inside chunks.
+
+    Beside these, `compile_work` tokens were computed to compile chunks: a chunk that comes twice
+    counts once, and what chunks are compiled after counts too. `padded` slots hold no visible
+    token. Of stock engines and remote servers `reused` is known, and None where a server does not
+    say; only of stock engines `prefix` is, too.
     """
 
     prompt: int = 0
@@ -110,6 +114,14 @@ class TokenCounts:
     compiled: int = 0
     linked: int = 0
     padded: int = 0
+    prefix: int | None = 0
+    compile_work: int = 0
+    loaded: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def computed(self) -> int | None:
+        """Prompt tokens that were computed when the request ran; None if that is unknown."""
+        return None if self.reused is None else self.prompt - self.reused - self.compiled
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ PROSE = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 MOST_LINES = 60
 
 #: Lines of each package, at most. They fall; a commit that raises one says what a user gets for it.
-LINES = {"engines": 17_958, "kernels": 6_550, "picbench": 26_313, "workloads": 7_414}
+LINES = {"engines": 18_002, "kernels": 6_550, "picbench": 26_339, "workloads": 7_414}
 
 #: Files of each package, at most. A file has one public noun, and rather 150 to 500 lines than few.
-FILES_OF = {"engines": 116, "kernels": 58, "picbench": 91, "workloads": 71}
+FILES_OF = {"engines": 117, "kernels": 58, "picbench": 91, "workloads": 71}
 
 #: Classes whose names end in a word that has said too much before, at most.
 NAMED = {"Cell": 10, "Run": 10, "Settings": 13}

@@ -111,10 +111,10 @@ class TransferResults:
     """Results of one step.
 
     `present` and `absent` answer lookups. `stored` chunks are in a tier, `refused` ones in none;
-    `lost` ones were missing or broken when they were loaded. `served` counts loaded blocks by
-    request and tier. `pending` counts transfers and lookups under way. `faults` are the requests
-    whose commands raised an exception, with the reason. `times` are those of steps since the
-    results before.
+    `lost` ones were missing or broken when they were loaded. `served` says by request from which
+    tier each of its chunks was loaded. `pending` counts transfers and lookups under way. `faults`
+    are the requests whose commands raised an exception, with the reason. `times` are those of steps
+    since the results before.
     """
 
     present: set[Key] = field(default_factory=set)
@@ -122,7 +122,7 @@ class TransferResults:
     stored: set[Key] = field(default_factory=set)
     refused: set[Key] = field(default_factory=set)
     lost: set[Key] = field(default_factory=set)
-    served: dict[str, dict[str, int]] = field(default_factory=dict)
+    served: dict[str, dict[Key, str]] = field(default_factory=dict)
     pending: int = 0
     faults: dict[str, str] = field(default_factory=dict)
     times: StepTimes = field(default_factory=StepTimes)

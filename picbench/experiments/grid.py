@@ -317,8 +317,8 @@ def _cell(
 ) -> ArmCell:
     ttft = [result.timings.ttft for result in results]
     counts = [result.counts for result in results]
-    computed = [c.prompt - (c.reused or 0) + c.compiled for c in counts]
-    both = sorted(zip(computed, (c.compiled for c in counts), strict=True))
+    computed = [(c.computed or 0) + c.compile_work for c in counts]
+    both = sorted(zip(computed, (c.compile_work for c in counts), strict=True))
     # The one or two requests whose TTFT makes the median.
     low, high = both[(len(both) - 1) // 2], both[len(both) // 2]
     return ArmCell(
@@ -330,7 +330,7 @@ def _cell(
         prompt=float(np.mean([count.prompt for count in counts])),
         computed=float(np.mean(computed)),
         output=float(np.mean([len(result.tokens) for result in results])),
-        compiled=float(np.mean([count.compiled for count in counts])),
+        compiled=float(np.mean([count.compile_work for count in counts])),
         middle=((low[0] + high[0]) / 2, (low[1] + high[1]) / 2),
         quiet=quiet,
     )

@@ -141,7 +141,7 @@ class ScoredRows(runner.Cell):
                 score = self.load.grader.score(result.text, sample.answers) or 0.0
                 rows.score.append(round(score, 4))
                 rows.linked.append(links)
-                rows.computed.append(result.counts.prompt - (result.counts.reused or 0))
+                rows.computed.append(result.counts.computed or 0)
             part.prompt.append(sample.prompt_tokens)
             part.chunk.append(sum(len(chunk.tokens) for chunk in sample.chunks))
         part.write(self.settings.output)

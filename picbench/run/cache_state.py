@@ -296,15 +296,15 @@ class DeclaredCache:
 
 
 def found(row: SampleRow) -> int:
-    """Tokens that a request found in the cache: reused, and not compiled for it."""
-    return max(0, (row.tokens.reused or 0) - row.tokens.compiled)
+    """Tokens that a request found in the cache."""
+    return row.tokens.reused or 0
 
 
 def missed(row: SampleRow, reuse: Reuse) -> bool:
     """Whether a request found less in its arm's cache than the fill left there.
 
-    Chunk KV that is missing is compiled for the request and then counts as reused, so that it is
-    the compiled tokens that tell; linked ones are recomputed in any case.
+    Chunk KV that is missing is compiled for the request, so compiled tokens tell; linked ones are
+    recomputed in any case.
     """
     if reuse is Reuse.NOTHING or not row.expected_reuse:
         return False

@@ -78,7 +78,14 @@ class ServerCounts:
 def sum_fields(counts: Sequence[ServerCounts | TokenCounts]) -> dict[str, Any]:
     """Sums of the fields of counts of one kind; None of a field that is not known of all."""
     columns = {f.name: [getattr(count, f.name) for count in counts] for f in fields(counts[0])}
-    return {name: None if None in column else sum(column) for name, column in columns.items()}
+    return {name: None if None in column else _sum(column) for name, column in columns.items()}
+
+
+def _sum(column: Sequence[Any]) -> Any:
+    """Of numbers, or of numbers by name."""
+    if isinstance(column[0], Mapping):
+        return dict(sum(map(Counter[str], column), Counter()))
+    return sum(column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +290,7 @@ def _measured(reply: Result | ServedReply, sample: Sample, *, queued: bool) -> d
             "output_tokens": reply.output_tokens,
             "output_sha256": hashlib.sha256(text).hexdigest(),
             # The server has counted as many prompt tokens as the sample has.
-            "tokens": TokenCounts(prompt=sample.prompt_tokens, reused=reply.cached_tokens),
+            "tokens": TokenCounts(sample.prompt_tokens, reply.cached_tokens, prefix=None),
         }
     return found | {
         "prompt_sha256": hash_tokens(reply.prompt_tokens),

@@ -132,8 +132,7 @@ class ArmSummary:
     `requests` were sent and `failed` of these gave no result; `outcomes` counts them by outcome
     (see `SampleRow`). Throughput is tokens a second of the arm's own busy time: prompt plus output
     tokens, and output tokens alone. `tpot_ms` is the mean over requests. `tokens` and `hits` are
-    sums over requests; `computed_tokens` is what had to be computed for them: prompt tokens not
-    reused, and chunks compiled; None if a remote server does not say what it reused.
+    sums over requests.
 
     `makespan_s` is from the start to the last token of the last request, in the mean over repeats,
     and `late_ms` how late requests were submitted; both None in a closed loop. `goodput_req_s` is
@@ -160,7 +159,6 @@ class ArmSummary:
     score: ScoreSummary
     blocks: ledger.Occupancy
     tokens: TokenCounts
-    computed_tokens: int | None
     output_tokens: int
     hits: Hits
     makespan_s: float | None = None
@@ -238,7 +236,6 @@ def summarise(
             score=summarise_scores(answered, metric, meaningful=meaningful),
             blocks=ledger.summarise(tally.snapshots),
             tokens=tokens,
-            computed_tokens=computed_tokens(tokens),
             output_tokens=sum(row.output_tokens for row in answered),
             hits=_sum_hits([row.hits for row in answered]),
             moved=_sum_moved(result.moved for result in results),
@@ -345,12 +342,6 @@ def ttft_ratio(rows: Iterable[SampleRow], full: Iterable[SampleRow]) -> Ratio | 
 def sum_tokens(counts: Iterable[TokenCounts]) -> TokenCounts:
     """The sum, kind by kind; None of a kind that is not known of all."""
     return TokenCounts(**sum_fields([TokenCounts(), *counts]))
-
-
-def computed_tokens(counts: TokenCounts) -> int | None:
-    """Prompt tokens that were not reused, and those of compiled chunks; None if that is unknown."""
-    reused = counts.reused
-    return None if reused is None else counts.prompt - reused + counts.compiled
 
 
 #: Kinds of slot that a step with prompt tokens adds.

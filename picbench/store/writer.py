@@ -50,7 +50,7 @@ BATCHES = "batches.jsonl"
 
 #: The version of all files of a run directory. It changes when a field changes its meaning or is
 #: no longer written, and when one is added that readers rely on.
-SCHEMA = 2
+SCHEMA = 3
 
 #: How far a run is. `running` stays if a run was killed. `complete`, `partial` (requests failed)
 #: and `invalid` (its numbers mean nothing) are final; after `interrupted` and `failed` the same
@@ -484,10 +484,6 @@ def is_held(folder: Path) -> bool:
         return True
 
 
-#: Fields that were added to the schema.
-_ADDED = ("without_reuse",)
-
-
 def json_schemas() -> dict[str, dict[str, Any]]:
     """The JSON Schemas by file of the run directory; of a .jsonl file the schema of its lines."""
     kinds: dict[str, Any] = {
@@ -505,7 +501,7 @@ def json_schemas() -> dict[str, dict[str, Any]]:
             if "properties" in part:
                 part["additionalProperties"] = False
                 if name != WORKLOAD:  # Only there other fields may be left out.
-                    part["required"] = [p for p in part["properties"] if p not in _ADDED]
+                    part["required"] = list(part["properties"])
         head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
         found[name] = head | schema | {"title": f"{name} of a picbench run, schema {SCHEMA}"}
     return found

@@ -13,8 +13,9 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal
 
+from picbench.engines.request import TokenCounts
 from picbench.store.records import SampleRow
-from picbench.store.summary import ArmSummary, computed_tokens
+from picbench.store.summary import ArmSummary
 from picbench.tables.table import Column, table
 
 #: Where a metric is shown: in tables of a closed and an open loop, in reports, in the status line.
@@ -216,10 +217,14 @@ def _peak_pct(arm: ArmSummary) -> float | None:
     return 100 * arm.blocks.peak_referenced / arm.blocks.pool if arm.blocks.pool else None
 
 
-def _computed_pct(arm: ArmSummary) -> float | None:
-    if arm.computed_tokens is None or not arm.tokens.prompt:
-        return None
-    return 100 * (arm.computed_tokens / arm.tokens.prompt)
+def _share(read: Callable[[TokenCounts], int | None]) -> Callable[[ArmSummary], float | None]:
+    """A share of an arm's prompt tokens, in percent; not known where a server does not say."""
+
+    def share(arm: ArmSummary) -> float | None:
+        count = None if arm.tokens.reused is None else read(arm.tokens)
+        return None if count is None or not arm.tokens.prompt else 100 * count / arm.tokens.prompt
+
+    return share
 
 
 _LISTED = (
@@ -317,21 +322,36 @@ _LISTED = (
     _count("output_tokens", "tokens of the reply", "output_tokens", loose=True),
     _count(
         "computed_tokens",
-        "prompt tokens that were not reused, plus tokens of chunks that were compiled for the "
-        "request",
-        of_row=lambda row: computed_tokens(row.tokens),
+        "prompt tokens that were neither reused nor compiled: text, and linked tokens",
+        "tokens.computed",
     ),
     _count(
         "reused_tokens",
-        "prompt tokens that were found in a cache",
+        "prompt tokens that were cached before the request needed them, in the pool or in tiers",
         "tokens.reused",
         of_arm=_field("tokens.reused"),
         shown=("status",),
     ),
     _count(
         "compiled_tokens",
-        "tokens of chunks whose KV was computed before the request could run",
+        "prompt tokens in chunks that were compiled for the request, which needed them first",
         "tokens.compiled",
+    ),
+    _count(
+        "compile_work",
+        "tokens that were computed to compile these chunks",
+        "tokens.compile_work",
+    ),
+    _count(
+        "prefix_tokens",
+        "reused tokens that follow the prompt's beginning; the others are in chunks",
+        "tokens.prefix",
+    ),
+    _count(
+        "loaded_tokens",
+        "reused tokens that tiers loaded",
+        loose=True,
+        of_row=lambda row: sum(row.tokens.loaded.values()),
     ),
     _count("linked_tokens", "prompt tokens that were recomputed in chunks", "tokens.linked"),
     _count("padded_slots", "slots of KV that hold no visible token", "tokens.padded"),
@@ -381,11 +401,30 @@ _LISTED = (
     Metric(
         "reused_pct",
         "tokens\nreused",
-        "share of prompt tokens that came from a cache, by request or as a server counts",
+        "share of prompt tokens that were cached, by request or as a server counts",
         unit="%",
         better="higher",
         of_arm=_field("reused_share", 100),
         shown=_ALL,
+    ),
+    Metric(
+        "loaded_pct",
+        "from\ntiers",
+        "share of prompt tokens that tiers loaded; these are reused, too",
+        unit="%",
+        of_arm=_share(lambda tokens: sum(tokens.loaded.values())),
+        shown=_ALL,
+        rare=True,
+    ),
+    Metric(
+        "compiled_pct",
+        "tokens\ncompiled",
+        "compiled tokens over prompt tokens",
+        unit="%",
+        better="lower",
+        of_arm=_share(lambda tokens: tokens.compiled),
+        shown=_ALL,
+        rare=True,
     ),
     Metric(
         "computed_pct",
@@ -393,7 +432,7 @@ _LISTED = (
         "computed tokens over prompt tokens",
         unit="%",
         better="lower",
-        of_arm=_computed_pct,
+        of_arm=_share(lambda tokens: tokens.computed),
         shown=_ALL,
     ),
     _count(

@@ -124,12 +124,13 @@ class FakeEngine:
         if prompt[0] == DEADLY:
             os._exit(7)
         reused = 0 if self.algorithm == "full" else self.reused
+        counts = TokenCounts(len(prompt), reused, compiled=4, linked=3, padded=2, compile_work=4)
         return Result(
             text="yes",
             tokens=(5, 6),
             prompt_tokens=prompt,
             timings=Timings(TTFT.get(self.algorithm, 0.1), 0.05, 0.01, 0.5),
-            counts=TokenCounts(prompt=len(prompt), reused=reused, compiled=4, linked=3, padded=2),
+            counts=counts,
             hits=Hits(chunk=1),
             finish_reason="length",
         )
@@ -187,7 +188,7 @@ class CachingEngine(KeepingEngine):
 
 @dataclass
 class PicEngine(KeepingEngine):
-    """Counts as the PIC engine does: missing chunks are compiled, and are reused all the same.
+    """Counts as the PIC engine does: missing chunks are compiled, all others are reused.
 
     With `prefix` it is stock vLLM, which finds whole blocks. It has room for `capacity` chunks or
     blocks; what it drops is evicted, `lossy` engines do not say so, `stale` ones keep all at reset.
@@ -224,7 +225,8 @@ class PicEngine(KeepingEngine):
         missing = {chunk for chunk in chunks if chunk not in self.cached}
         self.keep(chunks)
         compiled = sum(map(len, missing))
-        return TokenCounts(len(prompt), sum(map(len, chunks)), compiled)
+        reused = sum(map(len, chunks)) - compiled
+        return TokenCounts(len(prompt), reused, compiled, compile_work=compiled)
 
 
 def make_reusing_samples(count: int) -> list[Sample]:

@@ -14,13 +14,16 @@ Upstream: kv_cache_manager.py and `KVCacheCoordinator.cache_blocks` in kv_cache_
 in vllm/v1/core, and `SchedulerOutput.new_block_ids_to_zero`, of vLLM 0.32.0.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.metrics.stats import PrefixCacheStats
 
 from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
@@ -41,6 +44,8 @@ class PromptHits:
         self._manager = manager
         self._pool = pool
         self._block_size = block_size
+        #: Hits of tiers that vLLM has not been told of.
+        self.external = PrefixCacheStats()
 
     def find(self, request: "Request") -> tuple[KVCacheBlocks, int, int, bool]:
         """As `_get_local_prefix_cache_hit` answers: the prompt's last token is computed anyway."""
@@ -56,16 +61,27 @@ class PromptHits:
         [blocks] = self._manager.get_blocks(request.request_id).blocks
         return max(filter(None, map(_TOKENS, blocks)), default=0)
 
-    def count(self, request: "Request") -> None:
+    def count(self, request: "Request", loaded: Mapping[str, int]) -> None:
         """Count a planned request's tokens and hits for vLLM's metrics, when it is first scheduled.
 
-        As `KVCacheManager.record_prefix_cache_stats`, but in tokens that the user sent: those of
-        the request's own statistics, of which vLLM makes its other metrics and the usage.
+        As `KVCacheManager.record_prefix_cache_stats`, and as `Scheduler.schedule` counts what a
+        connector found, but in tokens that the user sent: those of the request's own statistics, of
+        which vLLM makes its other metrics and the usage. `loaded` are tokens by tier.
         """
         stats, prefill = self._manager.prefix_cache_stats, request.prefill_stats
-        if stats is not None and prefill is not None and not request.num_preemptions:
-            stats.record(prefill.num_prompt_tokens, prefill.num_cached_tokens, preempted=False)
+        if stats is None or prefill is None or request.num_preemptions:
+            return
+        prompt, pooled = prefill.num_prompt_tokens, prefill.num_local_cached_tokens
+        stats.record(prompt, pooled, preempted=False)
+        sources = Counter[CacheHitSource]()
+        for tier, tokens in loaded.items():
+            sources[_SOURCES.get(tier.partition(":")[0], _EXTERNAL)] += tokens
+        self.external.record(prompt - pooled, sources.total(), False, dict(sources))
 
+
+#: vLLM's names of where KV was, by kind of tier; those of all others are one.
+_SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
+_EXTERNAL = CacheHitSource.EXTERNAL_UNSPECIFIED
 
 _TOKENS: Any = attrgetter("block_hash_num_tokens")
 

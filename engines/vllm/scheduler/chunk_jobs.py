@@ -5,7 +5,7 @@ of them. A chunk that a tier has is fetched. If the tier is slow, broken or does
 all, the fetch ends, the chunk counts as missing, and it is compiled.
 """
 
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from picbench.engines.chunk_cache.chunk_record import ChunkState
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.transfers import ChunkLoad, LoadCommand
 from picbench.engines.planning.keys import Key
+from picbench.engines.planning.pages import Page
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.vllm.scheduler import rewrite
 
@@ -68,7 +69,8 @@ class ChunkJob:
 
     `charged_to` needed it first, `ahead_of` is the request that it was queued ahead of; "" for one
     that was queued at the end.
-    `shared` says that a request will map it rather than copy it.
+    `shared` says that a request will map it rather than copy it. `loading` names the pages that a
+    tier was told to load, `computed` are those that it computes since it was scheduled.
     """
 
     canonical: Canonical
@@ -78,6 +80,8 @@ class ChunkJob:
     ahead_of: str
     fetches: bool
     shared: bool
+    loading: Sequence[Key] = ()
+    computed: tuple[Page, ...] = ()
 
 
 @dataclass(slots=True)
@@ -121,6 +125,7 @@ class ChunkJobs:
     def load(self, job: ChunkJob, block_ids: tuple[int, ...], resident: int) -> None:
         """Command the load of a fetch whose first `resident` pages were in the pool."""
         size = len(job.plan.keys)
+        job.loading = [page.name for page in job.canonical.pages[resident:]]
         pages = tuple(range(resident, size))
         chunk = ChunkLoad(job.canonical.key, size, pages, block_ids[resident:size])
         self.store.commands.loads.append(LoadCommand(job.request.request_id, (chunk,)))
@@ -149,6 +154,10 @@ class ChunkJobs:
     def fetches(self) -> list[ChunkJob]:
         """The jobs whose chunks a tier loads."""
         return [job for job in self._jobs.values() if job.fetches]
+
+    def charged_to(self, request_id: str) -> list[ChunkJob]:
+        """The jobs that a request needed first."""
+        return [job for job in self._jobs.values() if job.charged_to == request_id]
 
     def unclaimed(self, alive: Container[str]) -> dict[Key, str]:
         """Ids of the requests of jobs, by chunk, whose first claimant is not `alive` any more."""

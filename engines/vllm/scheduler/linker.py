@@ -11,8 +11,7 @@ not if requests that run, or whose loads have ended, would then lack blocks: the
 are requested only for as many waiting requests as fit the pool together.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,15 +24,15 @@ from picbench.engines.chunk_cache.transfers import (
     TransferResults,
 )
 from picbench.engines.planning.keys import Key
-from picbench.engines.planning.pages import SlotKind
 from picbench.engines.planning.plan import Canonical, Plan
-from picbench.engines.request import Hits, TokenCounts
+from picbench.engines.request import TokenCounts
 from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.frontend.engine_core import hash_prompt
 from picbench.engines.vllm.scheduler import rewrite
 from picbench.engines.vllm.scheduler.chunk_jobs import BatchBarrier, ChunkJob, ChunkJobs
 from picbench.engines.vllm.scheduler.planner import RequestPlanner, has_plan
 from picbench.engines.vllm.scheduler.pool import Pool
+from picbench.engines.vllm.scheduler.prompt_cost import Brought, PromptCost
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import EngineError
 
@@ -46,32 +45,24 @@ if TYPE_CHECKING:
 class Link:
     """A planned request: its plan, the blocks it references while it waits, and its counts.
 
-    `need` is the number of KV blocks that it can occupy. `compiled` counts tokens; `served` counts
-    blocks that tiers loaded for it, by tier. `scheduled` says that it was at least once, `running`
-    that it has blocks now.
+    `need` is the number of KV blocks that it can occupy. `loading` names the pages that tiers were
+    told to load into its own blocks, by chunk. `cost` is known once it was scheduled; `running`
+    says that it has blocks now.
     """
 
     plan: Plan
     need: int
     tag: str | None
     held: "dict[Key, KVCacheBlock]" = field(default_factory=dict)
-    compiled: int = 0
-    served: Counter[str] = field(default_factory=Counter)
-    scheduled: bool = False
+    brought: Brought = field(default_factory=Brought)
+    loading: dict[Key, Sequence[Key]] = field(default_factory=dict)
+    cost: PromptCost | None = None
     running: bool = False
 
     @property
     def copies(self) -> bool:
         """Whether the request copies its chunks into blocks of its own."""
         return bool(self.plan.copies)
-
-
-@dataclass(frozen=True, slots=True)
-class PromptCost:
-    """The cost of a request's prompt, known once the request was first scheduled."""
-
-    tokens: TokenCounts
-    hits: Hits
 
 
 class Linker:
@@ -134,7 +125,7 @@ class Linker:
         for link in self._holders.keys() - {link for _, link in fitting}:
             self._release(link)
         if self._barrier is not None:
-            fresh = ((r.request_id, link) for r, link in fitting if not link.scheduled)
+            fresh = ((r.request_id, link) for r, link in fitting if link.cost is None)
             self._barrier.update(
                 {name: [c.key for c in self._missing(link)] for name, link in fresh}
             )
@@ -193,25 +184,32 @@ class Linker:
         """Release a request's blocks (it has references of its own now), and count its cost."""
         job = self._jobs.find(request.request_id)
         if job is not None:
-            self._charge(job, hit_tokens)
+            job.computed = job.plan.pages_from(hit_tokens // self._block_size)
+            owner = self._owner(job)
+            if owner is not None:
+                owner.brought.compile(job.computed)
         link = self._links.get(request.request_id)
         if link is None:
             return
         self._release(link)
         link.running = True
-        if not link.scheduled:
-            link.scheduled = True
+        if link.cost is None:
             self._store.touch(link.plan.canonicals)
-            self._record_cost(request, link, hit_tokens)
+            link.cost = PromptCost.of(link.plan, hit_tokens // self._block_size, link.brought)
+            rewrite.correct_stats(request, link.cost.tokens)
+            if link.tag is not None:
+                self._costs[link.tag] = link.cost
 
     def on_transfer_results(self, results: TransferResults) -> None:
-        """Apply the tiers' results, and count loaded blocks by request."""
+        """Apply the tiers' results, and note which pages were loaded for which request."""
         self._store.complete_transfers(results)
         for request_id, served in results.served.items():
             job = self._jobs.find(request_id)
-            link = self._links.get(job.charged_to if job else request_id)
-            if link is not None:
-                link.served.update(served)
+            link = self._owner(job) if job else self._links.get(request_id)
+            if link is None:
+                continue
+            for key, tier in served.items():
+                link.brought.load(job.loading if job else link.loading.pop(key, ()), tier)
 
     def on_preempted(self, request: "Request", block_ids: tuple[int, ...]) -> None:
         """Forget the private blocks of a request that is about to lose its blocks.
@@ -239,6 +237,8 @@ class Linker:
         link = self._links.pop(request.request_id, None)
         if link is not None:
             self._release(link)
+            if link.cost is None:
+                self._hand_over(request.request_id)
         job = self._jobs.find(request.request_id)
         if job is not None:
             self._jobs.finish(job, block_ids, success=success)
@@ -300,6 +300,11 @@ class Linker:
         """The plan of a planned request, or of a job's request; None for a plain one."""
         planned = self._links.get(request_id) or self._jobs.find(request_id)
         return planned.plan if planned else None
+
+    def tokens_of(self, request_id: str) -> TokenCounts | None:
+        """The prompt's tokens of a planned request that was scheduled; None for any other."""
+        link = self._links.get(request_id)
+        return link.cost.tokens if link and link.cost else None
 
     def new_slots(self, tag: str) -> int | None:
         """Slots that a waiting request computes, missing chunks' included; None for a plain one."""
@@ -418,6 +423,7 @@ class Linker:
                 self._store.commands.copies.extend(copies)
             elif into:
                 pages, ids = zip(*into, strict=True)
+                link.loading[canonical.key] = [canonical.pages[i].name for i in pages]
                 loads.append(ChunkLoad(canonical.key, len(canonical.pages), pages, ids))
         if loads:
             self._store.commands.loads.append(LoadCommand(request.request_id, tuple(loads)))
@@ -435,25 +441,18 @@ class Linker:
             return ()
         return block_ids[link.plan.shared :]
 
-    def _charge(self, job: ChunkJob, hit_tokens: int) -> None:
-        """Charge a compile to the request that needed it first."""
-        owner = self._links.get(job.charged_to)
-        if owner is not None and not owner.scheduled:
-            fresh = job.plan.pages_from(hit_tokens // self._block_size)
-            owner.compiled += sum(page.real for page in fresh)
+    def _hand_over(self, request_id: str) -> None:
+        """Charge what is on its way for a request that is gone to the next that waits for it."""
+        for job in self._jobs.charged_to(request_id):
+            job.charged_to = ""
+            for name, link in self._links.items():
+                keys = (canonical.key for canonical in link.plan.canonicals)
+                if link.cost is None and job.canonical.key in keys:
+                    job.charged_to = name
+                    link.brought.compiled.update(page.key for page in job.computed)
+                    break
 
-    def _record_cost(self, request: "Request", link: Link, hit_tokens: int) -> None:
-        plan, hits = link.plan, hit_tokens // self._block_size
-        fresh = plan.pages_from(hits)
-        reused = plan.real - sum(page.real for page in fresh)
-        tokens = TokenCounts(
-            prompt=plan.prompt_tokens,
-            reused=reused,
-            compiled=link.compiled,
-            linked=sum(page.kinds.count(SlotKind.LINKED) for page in fresh),
-            padded=plan.count(SlotKind.PAD),
-        )
-        rewrite.correct_stats(request, plan, reused)
-        if link.tag is not None:
-            found = Hits(plan.shared, hits - plan.canonical, len(plan.copies), dict(link.served))
-            self._costs[link.tag] = PromptCost(tokens, found)
+    def _owner(self, job: ChunkJob) -> Link | None:
+        """The waiting request that a job is charged to."""
+        link = self._links.get(job.charged_to)
+        return link if link is not None and link.cost is None else None

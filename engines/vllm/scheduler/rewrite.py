@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from picbench.engines.planning.pages import TokenIds
 from picbench.engines.planning.plan import Plan
+from picbench.engines.request import TokenCounts
 from picbench.engines.vllm.worker.slot_map import SLOT_MAP, SlotMap
 
 if TYPE_CHECKING:
@@ -74,13 +75,14 @@ def chunk_request(request_id: str, plan: Plan, parent: "Request") -> "Request":
     return request
 
 
-def correct_stats(request: "Request", plan: Plan, reused: int) -> None:
-    """Set prompt and cached tokens to the user's counts, without pads and linked duplicates."""
+def correct_stats(request: "Request", counts: TokenCounts) -> None:
+    """Set prompt and cached tokens to the user's counts; what was compiled counts as computed."""
     if request.prefill_stats is not None:
+        loaded = sum(counts.loaded.values())
         request.prefill_stats.set(
-            num_prompt_tokens=plan.prompt_tokens,
-            num_local_cached_tokens=min(reused, plan.prompt_tokens),
-            num_external_cached_tokens=0,
+            num_prompt_tokens=counts.prompt,
+            num_local_cached_tokens=(counts.reused or 0) - loaded,
+            num_external_cached_tokens=loaded,
         )
 
 

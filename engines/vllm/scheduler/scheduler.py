@@ -20,7 +20,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
-from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -106,13 +106,16 @@ class PicScheduler(Scheduler):
         self._hooks.before_schedule(self.waiting, self._needed_first())
         self._end_failed()
         output = super().schedule(throttle_prefills)
-        fresh = [r.req_id for r in output.scheduled_new_reqs]
-        for request_id in (*fresh, *output.scheduled_cached_reqs.resumed_req_ids):
+        begun = [r.req_id for r in output.scheduled_new_reqs]
+        begun += output.scheduled_cached_reqs.resumed_req_ids
+        # Chunks before the requests that they are compiled for, which are counted then.
+        for request_id in sorted(begun, key=lambda name: self.jobs.find(name) is None):
             request = self.requests[request_id]
             hit = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
             self._hooks.on_scheduled(request, hit)
             if self._is_planned(request) and not self.linker.is_own(request):
-                self._hits.count(request)
+                counts = self.linker.tokens_of(request.request_id)
+                self._hits.count(request, counts.loaded if counts else {})
         self._tails.zero_new(output, self._block_ids)
         # Nothing is going to be received for these: their blocks can be freed when they end.
         self.finished_recving_kv_req_ids |= self._hooks.unloaded & self._receiving()
@@ -185,13 +188,16 @@ class PicScheduler(Scheduler):
         return super().reset_prefix_cache(True, reset_connector)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
-        """Count users' requests alone, and no hits of the connector: `PromptHits.count` has these.
+        """Count users' requests alone, and hits of tiers as `PromptHits.count` has them.
 
         While the linker's own requests bring its chunks, the user's request counts as waiting.
         """
+        if self.connector_prefix_cache_stats is not None:
+            self._hits.external.reset = self.connector_prefix_cache_stats.reset
+            self.connector_prefix_cache_stats = self._hits.external
+            self._hits.external = PrefixCacheStats()
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
-            stats.connector_prefix_cache_stats = None
             for request in self.jobs.requests():
                 if request.status == RequestStatus.RUNNING:
                     stats.num_running_reqs -= 1

@@ -274,21 +274,17 @@ class TierClient:
         self._loads.append((load, [TransferTask(each) for each in stages]))
 
     def _finish_load(self, load: LoadCommand, tasks: Sequence[TransferTask[Served]]) -> bool:
-        """Count the blocks of a load if all of its chunks were found."""
-        served: dict[str, int] = {}
+        """Note the tiers of a load if all of its chunks were found."""
         found = [task.result() for task in tasks]
+        served = {chunk.key: tier for chunk, tier in found if tier is not None}
         for chunk, tier in found:
             if tier is None:
                 self._results.lost.add(chunk.key)
-            else:
-                served[tier] = served.get(tier, 0) + len(chunk.blocks)
-                if (name := self._name(chunk.key)) in self._stored:
-                    self._stored.move_to_end(name)
+            elif (name := self._name(chunk.key)) in self._stored:
+                self._stored.move_to_end(name)
         if not all(tier for _, tier in found):
             return False
-        total = self._results.served.setdefault(load.request_id, {})
-        for tier, blocks in served.items():
-            total[tier] = total.get(tier, 0) + blocks
+        self._results.served.setdefault(load.request_id, {}).update(served)
         return True
 
     def _timed(self) -> AbstractContextManager[None]:

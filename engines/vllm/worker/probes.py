@@ -25,10 +25,11 @@ def measure_memory(worker: Any) -> MemoryUse:
     model = worker.get_model()
     pool = [cache for cache in worker.model_runner.kv_caches if isinstance(cache, torch.Tensor)]
     workspace = getattr(worker, "workspace_bytes", None)
+    weights = _storage_bytes([*model.parameters(), *model.buffers()])
     on_gpu = device.type == "cuda"
     return MemoryUse(
         device=device.type,
-        weights_bytes=_storage_bytes([*model.parameters(), *model.buffers()]),
+        weights_bytes=weights + _packed_bytes(model),
         pool_bytes=_storage_bytes(pool),
         workspace_bytes=0 if workspace is None else workspace(),
         process_bytes=resident_bytes(),
@@ -53,6 +54,24 @@ def _storage_bytes(tensors: Iterable[Any]) -> int:
     """Bytes of the storages of tensors, of those that share one only once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+
+
+def _packed_bytes(model: Any) -> int:
+    """Bytes of copies of weights that vLLM packed for a CPU's matrix products.
+
+    Functions keep them, in place of the weights or, for tied embeddings, beside them
+    (`dispatch_cpu_unquantized_gemm` in vllm/model_executor/layers/utils.py): a tensor, or oneDNN's
+    handle, which tells the numbers of rows and columns.
+    """
+    total = 0
+    for layer in model.modules():
+        for cell in getattr(getattr(layer, "cpu_linear", None), "__closure__", None) or ():
+            packed = cell.cell_contents
+            if hasattr(packed, "untyped_storage"):
+                total += packed.untyped_storage().nbytes()
+            elif hasattr(packed, "handler_tensor"):
+                total += packed.n * packed.k * layer.weight.dtype.itemsize
+    return total
 
 
 def _driver_bytes(uuid: str) -> int | None:

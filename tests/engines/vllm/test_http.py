@@ -116,6 +116,24 @@ def test_usage_counts_what_was_sent_and_what_was_reused(server, prompt):
     assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
 
 
+def test_ten_tenants_have_nothing_cached_and_then_their_own(server, prompt):
+    """Neither in replies nor in metrics: what is compiled for a request is not cached for it."""
+    body = planned(prompt, "mepic", max_tokens=1)
+    names = [
+        f"{name}_total"
+        for name in ("prefix_cache_hits", "prompt_tokens_cached", "external_prefix_cache_hits")
+    ]
+    for times in range(2):
+        before = [server.metric(name) for name in names]
+        found = [
+            cached(server.post(COMPLETIONS, **body, cache_salt=f"tenant {n}")[1]) for n in range(10)
+        ]
+        counted = [server.metric(name) - old for name, old in zip(names, before, strict=True)]
+        assert counted == [sum(found), sum(found), 0]
+        least = 0.75 * len(prompt["prompt"])
+        assert all(count >= least for count in found) if times else not any(found)
+
+
 #: Ids of the vocabulary that the passages do not have.
 SSEP, PDEP, PAD = 4000, 4001, 2
 

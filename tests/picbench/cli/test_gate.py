@@ -41,14 +41,14 @@ def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_same_again_is_exit_0(baseline: str, tmp_path: Path) -> None:
     done = invoke("gate", run(tmp_path / "new"), "--baseline", baseline, "--strict")
     assert done.exit_code == 0, done.stdout
-    assert done.stdout.splitlines()[-1].endswith("against musique: 30 ok")
+    assert done.stdout.splitlines()[-1].endswith("against musique: 34 ok")
 
 
 def test_a_regression_is_exit_1(baseline: str, tmp_path: Path) -> None:
     new = run(tmp_path / "new", mepic=FakeEngine("mepic", reused=0))
     done = invoke("gate", new, "--baseline", baseline)
     assert done.exit_code == 1
-    assert "REGRESSION mepic computed_tokens: 480 before, 800 now" in done.stdout
+    assert "REGRESSION mepic computed_tokens: 320 before, 640 now" in done.stdout
     assert "REGRESSION mepic reused_tokens" in done.stdout
     assert "full" not in done.stdout.split("against")[0]
 
@@ -229,7 +229,7 @@ def test_github_gets_annotations_and_a_summary(
     new = run(tmp_path / "new", mepic=FakeEngine("mepic", reused=0))
     done = invoke("gate", new, "--baseline", baseline, "--format", "github")
     assert done.exit_code == 1
-    assert done.stdout.splitlines()[0].startswith("::error title=mepic computed_tokens::480 before")
+    assert done.stdout.splitlines()[0].startswith("::error title=mepic computed_tokens::320 before")
     lines = summary.read_text().splitlines()
     assert lines[0].startswith("## ")
     assert lines[4].startswith("| regression | mepic |")

@@ -59,12 +59,12 @@ def test_a_run_that_was_killed(tmp_path: Path) -> None:
 
 
 def test_the_schema_is_told() -> None:
-    assert lines(GOLDEN / "2")["schema"] == "2"
+    assert lines(GOLDEN / "3")["schema"] == "3"
 
 
 def test_json_is_the_manifest_and_the_summary() -> None:
-    found = json.loads(show(GOLDEN / "2", "--format", "json").stdout)
-    assert found["manifest"]["schema"] == 2
+    found = json.loads(show(GOLDEN / "3", "--format", "json").stdout)
+    assert found["manifest"]["schema"] == 3
     assert found["arms"]["mepic"]["requests"] == 3
 
 

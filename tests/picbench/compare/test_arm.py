@@ -40,7 +40,7 @@ def test_columns_have_a_value_for_each_answer(tmp_path: Path) -> None:
     arm = arms["mepic"]
     assert arm.samples == ("s0", "s1", "s2")
     assert arm.times["ttft_ms"] == pytest.approx((100,) * 3)
-    assert arm.counters["computed_tokens"] == (36 - 16 + 4,) * 3
+    assert arm.counters["computed_tokens"] == (36 - 16 - 4,) * 3
     assert arm.counters["chunk_blocks"] == (1,) * 3
     assert arm.scores == (1.0,) * 3
     assert arm.totals["peak_blocks"] == 20

@@ -72,7 +72,7 @@ def counters(output: Path) -> dict[str, object]:
     """What a run measured but for times."""
     run = read_run(output)
     arms = json.loads((output / "summary.json").read_text())["arms"]
-    keys = ("requests", "failed", "score", "tokens", "computed_tokens", "output_tokens", "hits",
+    keys = ("requests", "failed", "score", "tokens", "output_tokens", "hits",
             "outcomes")  # fmt: skip
     return {
         "status": run.manifest["status"],

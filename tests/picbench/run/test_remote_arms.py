@@ -71,7 +71,7 @@ def test_a_server_elsewhere_is_an_arm_beside_the_others(
     ours = {row.sample: row.prompt_sha256 for row in found.rows if row.arm == "full"}
     assert {row.sample: row.prompt_sha256 for row in rows} == ours
     arm = found.summary["theirs"]
-    assert (arm.tokens.reused, arm.computed_tokens, arm.output_tokens) == (None, None, 12)
+    assert (arm.tokens.reused, arm.tokens.computed, arm.output_tokens) == (None, None, 12)
     assert arm.ttft_vs_full is not None and arm.ttft_vs_full.pairs == 6
     assert read(output / "manifest.json")["arms"]["theirs"]["engine"]["url"] == server.url
     files = [path.read_bytes() for path in output.rglob("*") if path.is_file()]
@@ -90,7 +90,7 @@ def test_a_server_elsewhere_is_an_arm_beside_the_others(
 def test_counters_that_the_server_gives_are_kept(harness: Harness, tmp_path: Path) -> None:
     run_with(CompletionServer(cached=9), harness, tmp_path / "run")
     arm = read_run(tmp_path / "run").summary["theirs"]
-    assert (arm.tokens.reused, arm.computed_tokens) == (6 * 9, 6 * (36 - 9))
+    assert (arm.tokens.reused, arm.tokens.computed) == (6 * 9, 6 * (36 - 9))
 
 
 def test_what_the_server_counts_by_itself_is_kept_and_shown(
@@ -110,7 +110,7 @@ def test_what_the_server_counts_by_itself_is_kept_and_shown(
     batches = [json.loads(line) for line in (output / "batches.jsonl").read_text().splitlines()]
     assert {b["counted"]["cached_tokens"] for b in batches if b["arm"] == "theirs"} == {9}
     assert {b["counted"] for b in batches if b["arm"] != "theirs"} == {None}
-    assert cells(printed)[-3:-1] == ["25.0%", "-"]
+    assert cells(printed)[-4:-1] == ["25.0%", "-", "-"]
     assert (
         "theirs: by its own counters 25.0% of prompt tokens came from its caches; 6 preemptions; "
         "at most 25% of its KV memory was seen in use"

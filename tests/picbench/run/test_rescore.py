@@ -95,7 +95,7 @@ def test_nothing_but_scores_changes_and_old_files_stay(tmp_path: Path) -> None:
 
 def test_only_finished_runs_with_answers_are_scored(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`metric` 'bleu': unknown"):
-        rescore(GOLDEN / "2", "bleu")
+        rescore(GOLDEN / "3", "bleu")
     folder = make_run(tmp_path, dataset="synthetic")
     with pytest.raises(ConfigError, match="random tokens"):
         rescore(folder)

@@ -45,7 +45,7 @@ ARMS = ("full", "naive", "mepic")
 COUNT = 7
 
 #: What of a summary does not depend on how fast anything was.
-COUNTERS = ("requests", "failed", "score", "tokens", "computed_tokens", "output_tokens", "hits",
+COUNTERS = ("requests", "failed", "score", "tokens", "output_tokens", "hits",
             "moved", "compiled", "outcomes", "cache")  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def row(sample: str, ttft: float | None = 100.0, **changes: object) -> SampleRow
         tpot_ms=4.0,
         e2e_ms=200.0,
         output_tokens=10,
-        tokens=TokenCounts(prompt=90, reused=30, compiled=20, linked=5, padded=1),
+        tokens=TokenCounts(prompt=90, reused=30, compiled=20, loaded={"host": 8}),
         hits=Hits(chunk=2, prefix=1),
         score=0.5,
     )
@@ -96,8 +96,8 @@ def test_an_arm_by_hand() -> None:
     assert arm.output_tok_s == 2 * 10 / 2.0
     assert arm.score.mean == 0.5
     assert (arm.blocks.peak_referenced, arm.blocks.mean_referenced) == (30, 10)
-    assert arm.tokens == TokenCounts(prompt=180, reused=60, compiled=40, linked=10, padded=2)
-    assert arm.computed_tokens == 180 - 60 + 40
+    assert arm.tokens == TokenCounts(prompt=180, reused=60, compiled=40, loaded={"host": 16})
+    assert arm.tokens.computed == 180 - 60 - 40
     assert arm.hits == Hits(chunk=4, prefix=2)
     assert arm.ttft_vs_full is None
 

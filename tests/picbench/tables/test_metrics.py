@@ -41,7 +41,9 @@ def test_values_are_those_of_the_summary_and_of_rows(run: Run) -> None:
     assert values["ttft_p99_ms"] == arm.ttft_ms.p99
     assert values["ttft_vs_full"] == arm.ttft_vs_full.geomean
     assert values["peak_pct"] == 100 * arm.blocks.peak_referenced / arm.blocks.pool
-    assert values["computed_pct"] == 100 * ((arm.computed_tokens or 0) / arm.tokens.prompt)
+    assert values["computed_pct"] == 100 * (arm.tokens.computed or 0) / arm.tokens.prompt
+    parts = [values[name] for name in ("reused_pct", "compiled_pct", "computed_pct")]
+    assert sum(part or 0 for part in parts) == pytest.approx(100)
     assert values["makespan_s"] is None
     rows = {name: metric.of_row(row) for name, metric in METRICS.items() if metric.of_row}
     assert (rows["ttft_ms"], rows["reused_tokens"]) == (row.ttft_ms, row.tokens.reused)

@@ -227,7 +227,6 @@ def summary(score: float | None, ttft: float, blocks: float, metric: str = "f1")
         score=ScoreSummary(metric, score, meaningful=True),
         blocks=Occupancy(1000, blocks, blocks, blocks, blocks),
         tokens=TokenCounts(),
-        computed_tokens=0,
         output_tokens=0,
         hits=Hits(),
     )

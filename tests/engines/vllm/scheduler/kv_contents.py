@@ -105,7 +105,7 @@ class Workers:
             results.lost |= lost
             (failed if lost else done).add(load.request_id)
             if not lost:
-                results.served[load.request_id] = {"far": sum(len(c.blocks) for c in load.chunks)}
+                results.served[load.request_id] = {chunk.key: "far" for chunk in load.chunks}
         results.pending = len(tiers.storing) + len(tiers.loading)
         return done, failed
 

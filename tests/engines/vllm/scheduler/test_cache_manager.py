@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_bench import bench
 from small_engine import small_config
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from picbench.engines.chunk_cache.transfers import TransferResults
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.engine import Engine
 from picbench.engines.planning.keys import is_canonical
@@ -111,6 +113,32 @@ def test_hits_are_counted_in_tokens_that_users_sent(llama: Path, algorithm: str)
     assert hits == sum(prefill.num_cached_tokens for prefill in prefills) > 0
     external = (counts.connector_prefix_cache_stats for counts in made.counted)
     assert not sum(counts.hits for counts in external if counts is not None)
+
+
+@pytest.mark.parametrize(
+    ("tier", "source"),
+    [("host", "host"), ("disk:/x", "disk"), ("redis://a:6379/0", "external_unspecified")],
+)
+def test_what_tiers_loaded_is_no_hit_of_the_pool(llama: Path, tier: str, source: str) -> None:
+    """As a second engine finds what a first one stored: all of it is external."""
+    made, chunk = bench(llama, counts=True, tiers="host:1MiB"), tuple(range(100, 148))
+    made.submit("first", chunk)
+    made.run()
+    [record] = made.scheduler.chunk_store
+    made.step(TransferResults(stored={record.key}))
+    assert made.scheduler.reset_prefix_cache()
+    made.counted.clear()
+    made.submit("second", chunk)
+    [load] = made.schedule().commands.loads
+    served = {load.request_id: {record.key: tier}}
+    made.finish(TransferResults(served=served), loaded={load.request_id})
+    made.run()
+    prefill = made.ended["second"].prefill_stats
+    assert (prefill.num_local_cached_tokens, prefill.num_external_cached_tokens) == (0, 48)
+    assert sum(counts.prefix_cache_stats.hits for counts in made.counted) == 0
+    external = [counts.connector_prefix_cache_stats for counts in made.counted]
+    assert sum(counts.hits for counts in external) == 48
+    assert [c.hits_by_source for c in external if c.hits] == [{CacheHitSource(source): 48}]
 
 
 QUESTION = Text(tokens=(7, 8, 9, 10))

@@ -353,9 +353,26 @@ def test_a_compile_is_charged_to_the_request_that_needed_it_first(llama: Path) -
     given.scheduler.reset_prefix_cache()
     given.run()
     costs = {name: linker(given).take_cost(name) for name in ("one", "two")}
-    assert {name: cost.tokens.compiled for name, cost in costs.items()} == {"one": 96, "two": 0}
+    found = {name: (c.tokens.compile_work, c.tokens.compiled) for name, c in costs.items()}
+    assert found == {"one": (96, 48), "two": (0, 0)}
+    assert [cost.tokens.reused for cost in costs.values()] == [0, 48]
     assert {name: cost.hits.chunk for name, cost in costs.items()} == {"one": 3, "two": 3}
     assert linker(given).take_cost("one") is None
+
+
+def test_what_is_compiled_for_a_request_that_is_gone_is_charged_to_the_next(llama: Path) -> None:
+    """For it, nothing was cached; for one that comes when the chunk is there, all of it is."""
+    given = bench(llama, batch_tokens=32)
+    for name in ("one", "two", "three"):
+        given.submit(name, C, tag=name)
+    given.step()
+    for name in ("one", "two"):
+        given.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+    given.run()
+    given.submit("later", C, tag="later")
+    given.run()
+    tokens = [linker(given).take_cost(name).tokens for name in ("three", "later")]
+    assert [(found.reused, found.compiled) for found in tokens] == [(0, 48), (48, 0)]
 
 
 def test_computed_blocks_that_were_found_are_counted(llama: Path) -> None:
@@ -405,7 +422,7 @@ def test_a_cost_is_that_of_the_first_time(llama: Path) -> None:
     preempt(given, request)
     given.run()
     cost = linker(given).take_cost("one")
-    assert (cost.hits.prefix, cost.tokens.reused, cost.tokens.compiled) == (0, 32, 32)
+    assert (cost.hits.prefix, cost.tokens.reused, cost.tokens.compiled) == (0, 0, 32)
 
 
 def test_a_prompt_is_counted_once_however_often_it_starts_over(llama: Path) -> None:
@@ -457,7 +474,7 @@ def test_a_compile_that_fails_ends_its_request_and_is_no_answer(
     def fail(self: Linker, *_: Any) -> None:
         raise RuntimeError("injected")
 
-    monkeypatch.setattr(Linker, "_charge", fail)
+    monkeypatch.setattr(Linker, "_owner", fail)
     given = bench(llama)
     given.submit("one", A)
     given.submit("plain")
@@ -478,11 +495,12 @@ def test_loaded_blocks_are_counted_for_the_request_that_waits(llama: Path) -> No
     given.submit("two", A, tag="two")
     [load] = given.schedule().commands.loads
     assert [chunk.pages for chunk in load.chunks] == [(0, 1)]
-    served = {load.request_id: {"host": 2}}
+    served = {load.request_id: {record.key: "host"}}
     given.finish(TransferResults(served=served), loaded={load.request_id})
     given.run()
     cost = linker(given).take_cost("two")
-    assert (cost.hits.tiers, cost.hits.chunk, cost.tokens.compiled) == ({"host": 2}, 2, 0)
+    assert (cost.hits.tiers, cost.hits.chunk) == ({"host": 2}, 2)
+    assert (cost.tokens.reused, cost.tokens.compiled) == (cost.tokens.loaded["host"], 0)
 
 
 @pytest.mark.parametrize("algorithms", [("epic:k=16", "naive"), ("epic:k=16", "epic:k=4")])

@@ -161,7 +161,7 @@ def test_a_value_passes_by_a_host_tier_that_is_too_small() -> None:
         done, failed = client.finish_loads()
         assert not failed
     results = client.take_results()
-    assert (results.stored, results.served, results.pending) == ({KEPT}, {"r": {"far": 1}}, 0)
+    assert (results.stored, results.served, results.pending) == ({KEPT}, {"r": {KEPT: "far"}}, 0)
     pool = client._pool
     rows = pool.empty(2)
     pool.gather(pool.ids([2, 5]), rows)

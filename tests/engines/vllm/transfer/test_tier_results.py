@@ -59,7 +59,7 @@ def ended(client: TierClient, count: int) -> tuple[set[str], set[str]]:
     raise AssertionError("loads do not end")
 
 
-def test_all_blocks_that_tiers_serve_a_request_are_counted() -> None:
+def test_the_tiers_of_all_chunks_of_a_request_are_told() -> None:
     client = opened(FarTiers())
     assert store(client, one=(1,), two=(1, 2)) == {ONE, TWO}
     client.start(TransferCommands(loads=[load("a", (ONE, (6,)))]))
@@ -67,7 +67,7 @@ def test_all_blocks_that_tiers_serve_a_request_are_counted() -> None:
     loads = [load("a", (ONE, (3,)), (TWO, (4, 5))), load("b", (ONE, (7,)))]
     client.start(TransferCommands(loads=loads))
     assert ended(client, 2) == ({"a", "b"}, set())
-    assert client.take_results().served == {"a": {"far": 4}, "b": {"far": 1}}
+    assert client.take_results().served == {"a": {ONE: "far", TWO: "far"}, "b": {ONE: "far"}}
 
 
 def test_chunks_that_no_tier_has_are_said_to_be_lost() -> None:

@@ -40,6 +40,17 @@ def test_tensors_that_share_a_storage_are_counted_once() -> None:
     assert found.allocated_bytes is None
 
 
+def test_weights_that_functions_keep_packed_are_counted() -> None:
+    """As `dispatch_cpu_unquantized_gemm` leaves them: a tensor, or a handle of oneDNN."""
+    held = worker()
+    model, packed = held.get_model(), torch.zeros(5, 7)
+    handler = SimpleNamespace(n=8, k=4, handler_tensor=torch.tensor(1))
+    model[0].cpu_linear = lambda x, weight, bias: (packed, x)
+    model[1].cpu_linear = lambda x, weight, bias: (handler, x)
+    model[2].cpu_linear = lambda x, weight, bias: x
+    assert measure_memory(held).weights_bytes == 2 * 4 * 8 * 4 + 5 * 7 * 4 + 8 * 4 * 4
+
+
 def test_workspaces_are_those_that_the_worker_states() -> None:
     assert measure_memory(worker(workspace_bytes=lambda: 77)).workspace_bytes == 77
 
