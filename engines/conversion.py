@@ -358,11 +358,10 @@ def _args(segments: _Tokenized, algorithm: str, tag: str | None) -> RequestArgs:
             dependent += [(at + b, at + e) for b, e in segment.dependent]
             spans.append((at, at + len(tokens)))
         at += len(tokens)
-    args = RequestArgs(tuple(spans), algorithm, tag)
-    if not (positions or slots or dependent):
-        return args
-    return replace(
-        args,
+    return RequestArgs(
+        tuple(spans),
+        algorithm,
+        tag,
         positions=read_positions(positions, spans, at),
         slots=read_slots(slots, spans),
         dependent=read_dependent(dependent, spans, at),

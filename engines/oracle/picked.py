@@ -35,10 +35,6 @@ class Blend:
         """See `Rule.anchored`."""
         return replace(self, compiled=self.compiled.anchored(text))
 
-    def replay(self, picked: Collection[int]) -> Self:
-        """The same with the tokens that an engine picked."""
-        return replace(self, picked=picked)
-
 
 @dataclass(frozen=True, slots=True)
 class BlendedRows:
@@ -104,10 +100,6 @@ class Asked:
     blocks: int = 1
     compiled: Rule = field(default_factory=naive)
     picked: Collection[int] | None = None
-
-    def replay(self, picked: Collection[int]) -> Self:
-        """The same with the tokens that an engine picked."""
-        return replace(self, picked=picked)
 
     def rows(self, segments: Sequence[GivenSegment]) -> list[ExpandedRow]:
         """The rows of a request in which nothing is linked."""

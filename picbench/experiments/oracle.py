@@ -156,7 +156,7 @@ def check(
         known: dict[tuple[Any, Any], Any] = {}
         for name, (result, picked) in zip(served, replies, strict=True):
             if (key := (result.tokens, picked)) not in known:
-                rule = case.rule if picked is None else case.rule.replay(picked)
+                rule = case.rule if picked is None else replace(case.rule, picked=picked)
                 known[key] = oracle.logprobs(segments, rule, result.tokens)
             assert result.logprobs is not None
             error = distance(known[key], result.logprobs)

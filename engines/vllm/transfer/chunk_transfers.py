@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -181,7 +182,7 @@ class ChunkTransfers:
         if room is None:
             return False
         try:
-            yield from self._read(blocks, room)
+            yield from self._copy(partial(self._copies.store, blocks, room.memory, room.rows))
             if self._commit(room):
                 stored()
             if len(self._stack):
@@ -236,23 +237,17 @@ class ChunkTransfers:
         finally:
             self._leave(room)
 
-    def _read(self, blocks: Sequence[int], room: _Room) -> Stages[None]:
+    def _write(self, room: _Room, chunk: ChunkLoad) -> Stages[None]:
+        rows = [room.rows[page] for page in chunk.pages]
+        return self._copy(partial(self._copies.load, room.memory, rows, chunk.blocks))
+
+    def _copy(self, submit: Callable[[], Pending]) -> Stages[None]:
         try:
             with self._timed():
-                copy = self._copies.store(blocks, room.memory, room.rows)
+                copy = submit()
             yield copy
         except Exception:
             # Some of it may be under way; then its rows must not be used for something else.
-            self._copies.finish()
-            raise
-
-    def _write(self, room: _Room, chunk: ChunkLoad) -> Stages[None]:
-        rows = [room.rows[page] for page in chunk.pages]
-        try:
-            with self._timed():
-                copy = self._copies.load(room.memory, rows, chunk.blocks)
-            yield copy
-        except Exception:
             self._copies.finish()
             raise
 

@@ -4,7 +4,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -97,10 +97,7 @@ class StepClock:
     @contextmanager
     def tiers(self) -> Iterator[None]:
         """Work for tiers; it does not count in a step that computes nothing, as it delays none."""
-        if not self._in_step:
-            yield
-            return
-        with self._tiers.measure():
+        with self._tiers.measure() if self._in_step else nullcontext():
             yield
 
     def take(self) -> StepTimes:

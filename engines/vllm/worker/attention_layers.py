@@ -17,6 +17,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
 from vllm.v1.attention.backend import AttentionType
 
 from picbench.errors import ConfigError
+from picbench.kernels.shape import HeadShape
 
 _KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 _NOT_CAUSAL: Mapping[str, str] = {
@@ -47,6 +48,17 @@ def check_layers(layers: Mapping[str, Any], attention: type) -> None:
             f"the model has {len(shapes)} shapes of attention heads",
             hint="picbench needs attention layers, all of one shape",
         )
+
+
+def head_shape(vllm_config: Any) -> HeadShape:
+    """The attention heads of one worker."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    return HeadShape(
+        num_heads=model.get_num_attention_heads(parallel),
+        num_kv_heads=model.get_num_kv_heads(parallel),
+        head_size=model.get_head_size(),
+        dtype=model.dtype,
+    )
 
 
 def _unserved(layer: Any, attention: type) -> Iterator[str]:

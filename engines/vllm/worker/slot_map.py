@@ -10,7 +10,7 @@ For linked tokens that the worker picks the scheduler reserves slots. All that i
 how many there are, not on which they are, so that it never waits for the worker's answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -133,10 +133,22 @@ class Arrangement:
     tokens: Tokens
     first: int
 
-    def fresh(self, start: int, stop: int) -> tuple[int, Tokens]:
-        """Token ids of the computed ones among the slots [start, stop), and where they begin."""
-        begin = max(start, self.first)
-        return begin, self.tokens[begin - self.first : max(stop, begin) - self.first]
+
+def arranged_tokens(
+    arrangements: Iterable[Arrangement | None], computed: Iterable[int], scheduled: Iterable[int]
+) -> Iterator[tuple[int, Tokens]]:
+    """Token ids of a step that only workers know, and the place in the step of the first.
+
+    Request i computes `scheduled[i]` tokens after its `computed[i]` slots; None is not arranged.
+    """
+    place = 0
+    for one, start, count in zip(arrangements, computed, scheduled, strict=True):
+        if one is not None:
+            begin = max(start, one.first)
+            tokens = one.tokens[begin - one.first : max(start + count, begin) - one.first]
+            if len(tokens):
+                yield place + begin - start, tokens
+        place += count
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.vllm.worker.attention_layers import head_shape
 from picbench.engines.vllm.worker.cpu.slot_positions import StepPositions
 from picbench.kernels.cpu.attention import AttentionBatch, attend, store
 from picbench.kernels.cpu.copies import KvCopies
 from picbench.kernels.cpu.scratch import Workspace
 from picbench.kernels.rope import RopeTable
-from picbench.kernels.shape import HeadShape
 
 
 class PicAttentionBackend(AttentionBackend):
@@ -73,13 +73,7 @@ class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        model, parallel = vllm_config.model_config, vllm_config.parallel_config
-        self._shape = HeadShape(
-            num_heads=model.get_num_attention_heads(parallel),
-            num_kv_heads=kv_cache_spec.num_kv_heads,
-            head_size=kv_cache_spec.head_size,
-            dtype=model.dtype,
-        )
+        self._shape = head_shape(vllm_config)
         self._workspace = Workspace()
 
     @property

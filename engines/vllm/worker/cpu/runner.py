@@ -14,7 +14,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.settings import PicSettings
-from picbench.engines.vllm.worker.attention_layers import check_layers
+from picbench.engines.vllm.worker.attention_layers import check_layers, head_shape
 from picbench.engines.vllm.worker.cpu.backend import (
     PicAttention,
     PicMetadataBuilder,
@@ -37,7 +37,6 @@ from picbench.kernels.cpu.attention_check import TOLERANCE as ATTENTION
 from picbench.kernels.cpu.attention_check import attention_error
 from picbench.kernels.cpu.copies import KvCopies
 from picbench.kernels.paging import BLOCK_SIZE, split
-from picbench.kernels.shape import HeadShape
 
 #: Copies of decoding requests' KV have at most one block to so many of the pool.
 COPIES = 2
@@ -125,7 +124,7 @@ class PicModelRunner(CPUModelRunner):
         """Errors of rotations and attention: name, relative error, largest that passes."""
         config: Any = self.model_config
         impl, dtype = self._attention(), config.dtype
-        shape = HeadShape(impl.num_heads, impl.num_kv_heads, impl.head_size, dtype)
+        shape = head_shape(self.vllm_config)
         rotary = rotary_error(self.model, self._rope, impl.head_size, dtype)
         attention = attention_error(impl.attend, shape, self._rope, impl.scale)
         return [

@@ -4,7 +4,7 @@ vLLM's runner counts physical positions (slots in compute order). `PositionTable
 slots to positions in the user's prompt, and to the positions that keys are cached at.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.worker.slot_map import Arrangement, Positions, SlotMap
+from picbench.engines.vllm.worker.slot_map import Arrangement, Positions, SlotMap, arranged_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,9 @@ class PositionTable:
         pairs = list(zip(requests, spans, strict=True))
         queries = torch.cat([slots.positions[span] for slots, span in pairs])
         keys = torch.cat([_key_positions(slots, span) for slots, span in pairs])
-        return StepPositions(tuple(requests), queries, keys, tuple(_tokens(pairs)))
+        arranged = arranged_tokens((slots.arrangement for slots in requests), computed, scheduled)
+        tokens = tuple((place, torch.from_numpy(ids)) for place, ids in arranged)
+        return StepPositions(tuple(requests), queries, keys, tokens)
 
     def arrange(self, request_id: str, slot_map: SlotMap, arrangement: Arrangement) -> None:
         """Arrange a request anew, whose linked tokens were picked."""
@@ -117,17 +119,6 @@ def _key_positions(slots: RequestSlots, span: slice) -> Tensor:
     if isinstance(slots.with_rope, Tensor):
         return visible.where(slots.with_rope[span], 0)
     return visible if slots.with_rope else torch.zeros_like(visible)
-
-
-def _tokens(pairs: Sequence[tuple[RequestSlots, slice]]) -> Iterator[tuple[int, Tensor]]:
-    """Token ids of arranged slots, and the place in the step of the first of them."""
-    start = 0
-    for slots, span in pairs:
-        if slots.arrangement is not None:
-            begin, tokens = slots.arrangement.fresh(span.start, span.stop)
-            if len(tokens):
-                yield start + begin - span.start, torch.from_numpy(tokens)
-        start += span.stop - span.start
 
 
 def _visible(positions: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from vllm.model_executor.layers.attention import Attention
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.footprint import LINK_WORKSPACE, SHARED_PARTS
 from picbench.engines.vllm.settings import PicSettings
+from picbench.engines.vllm.worker.attention_layers import head_shape
 from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
 from picbench.engines.vllm.worker.cuda.metadata import Planner
@@ -58,7 +59,7 @@ class RunnerAttention:
             replace_rotary(model, QueryRotary, exact=True)
         picker = TokenPicker.of(ModelPass(model, vllm_config, rope, bare=bare), _read)
         most = vllm_config.scheduler_config.max_num_seqs
-        shape = _shape(vllm_config)
+        shape = head_shape(vllm_config)
         try:
             require(shape)
         except ConfigError as error:
@@ -106,13 +107,3 @@ def _table(
             )
         logger.warning_once("picbench: no kernel reads chunks once for heads like these")
     return RequestTable(rows, blocks, device, unrotated=bare)
-
-
-def _shape(vllm_config: Any) -> HeadShape:
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    return HeadShape(
-        num_heads=model.get_num_attention_heads(parallel),
-        num_kv_heads=model.get_num_kv_heads(parallel),
-        head_size=model.get_head_size(),
-        dtype=model.dtype,
-    )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.worker.slot_map import Arrangement, Positions, Tokens
+from picbench.engines.vllm.worker.slot_map import Arrangement, Positions, Tokens, arranged_tokens
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.slot_runs import SlotRuns
 
@@ -215,15 +215,8 @@ class PlannedBatch:
         """Token ids that the scheduler does not know, and the place in the step of the first."""
         if not self.known.arranged:
             return
-        start = 0
-        for request, computed, count in zip(
-            self.known.requests, self.computed.tolist(), self.scheduled.tolist(), strict=True
-        ):
-            if request is not None and request.arrangement is not None:
-                begin, tokens = request.arrangement.fresh(computed, computed + count)
-                if len(tokens):
-                    yield start + begin - computed, tokens
-            start += count
+        arrangements = (None if r is None else r.arrangement for r in self.known.requests)
+        yield from arranged_tokens(arrangements, self.computed.tolist(), self.scheduled.tolist())
 
     def logical(self, index: int) -> Positions:
         """Logical positions of one request's tokens, GAP for pads."""

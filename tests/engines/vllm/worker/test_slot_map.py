@@ -26,7 +26,7 @@ from picbench.engines.planning.policy import (
 )
 from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
-from picbench.engines.vllm.worker.slot_map import SLOT_MAP, Pickable, Runs, SlotMap
+from picbench.engines.vllm.worker.slot_map import SLOT_MAP, Pickable, Runs, SlotMap, arranged_tokens
 from picbench.errors import EngineError
 
 BLOCK = 16
@@ -289,13 +289,15 @@ def test_tokens_of_a_part_of_the_slots() -> None:
     after = found[0].arrange(np.array([1]))
     assert after.first == 16
     assert after.tokens.tolist() == [6, 8, 9]
-    assert [
-        (begin, part.tolist()) for begin, part in (after.fresh(16, 18), after.fresh(18, 25))
-    ] == [
-        (16, [6, 8]),
-        (18, [9]),
+    found_in = [
+        arranged_tokens([None, after], [3, start], [2, n])
+        for start, n in ((15, 3), (18, 7), (19, 1))
     ]
-    assert after.fresh(19, 20)[1].tolist() == []
+    assert [[(place, part.tolist()) for place, part in found] for found in found_in] == [
+        [(3, [6, 8])],
+        [(2, [9])],
+        [],
+    ]
 
 
 def test_slots_that_leave_out_a_token_are_an_error() -> None:
