@@ -8,9 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner, Result
 
+from picbench.cli import main
 from picbench.errors import ConfigError, DataError
 from picbench.run.traffic_file import read_chunks
+from picbench.store.provenance import arm_environment
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -19,9 +22,14 @@ def write(path: Path, *lines: object) -> Path:
 
 
 def warm(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """The command in a process of its own, as users run it: it starts an engine."""
+    """The command in a process of its own, as users run it: its chunks outlive it."""
     command = [sys.executable, "-c", "from picbench.cli import main; main()", "warm", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def warm_here(*arguments: str) -> Result:
+    """The command in this process, which has loaded vLLM; what it sets there is undone."""
+    return CliRunner(env=arm_environment()).invoke(main, ["warm", *arguments])
 
 
 def test_chunks_are_texts_or_tokens_and_may_name_documents_as_such(tmp_path: Path) -> None:
@@ -75,8 +83,8 @@ def test_a_second_run_finds_everything_stored(tmp_path: Path) -> None:
     file = write(tmp_path / "c.jsonl", *lines)
     arguments = ["--chunks", str(file), "--tiers", f"disk:{tmp_path / 'kv'}:64MiB"]
     arguments += ["--dtype", "float32", "--algo", "mepic:context=document"]
-    first, second = (warm(*arguments) for _ in range(2))
-    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    first, second = warm(*arguments), warm_here(*arguments)
+    assert first.returncode == second.exit_code == 0, first.stderr + second.stderr
     cells = [
         [cell.strip() for cell in line.split("│")[2:-1]]
         for result in (first, second)
@@ -92,6 +100,7 @@ def test_a_second_run_finds_everything_stored(tmp_path: Path) -> None:
 @pytest.mark.engine
 def test_a_tier_without_room_is_an_error(tmp_path: Path) -> None:
     file = write(tmp_path / "c.jsonl", {"tokens": list(range(10, 90))})
-    result = warm("--chunks", str(file), "--tiers", "host:4KiB", "--dtype", "float32")
-    assert result.returncode == 4
+    arguments = ["--chunks", str(file), "--tiers", "host:4KiB", "--dtype", "float32"]
+    result = warm_here(*arguments)
+    assert result.exit_code == 4
     assert "1 of 1 chunks were not stored" in result.stderr
