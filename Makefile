@@ -36,8 +36,11 @@ demo: install
 	$(BIN)/picbench traffic --output $(DEMO) $(DEMO_TRAFFIC)
 	$(BIN)/picbench run --requests $(DEMO) $(DEMO_RUN) --output runs/demo-$$(date -u +%Y%m%dT%H%M%SZ)
 
+# A worker takes the next file of the order that tests/conftest.py makes, not the one with most tests.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(WORKERS)
 
 # A small run against the baseline that is committed: counts exactly, scores within their intervals.
 # Save it anew where a change of counts is meant: picbench baseline save --keep-thresholds (docs/ci.md).
@@ -77,7 +80,7 @@ quick: install
 	+$(MAKE) --no-print-directory --jobs 2 --output-sync=target types lint unit
 
 unit: install
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not engine' $(HEAVY:%=--ignore=tests/%) tests
+	$(BIN)/python -m pytest -q $(WORKERS) -m 'not engine' $(HEAVY:%=--ignore=tests/%) tests
 
 # The pictures of docs/algorithms.md: ![algorithm](images/file).
 PICTURE := ^!\[([^]]+)\]\((images/.*)\)$$

@@ -21,6 +21,29 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 settings.register_profile("picbench", deadline=None)
 settings.load_profile("picbench")
 FREEZE, UNFREEZE = gc.freeze, gc.unfreeze
+#: Files that take longest. They run first, so that two workers end together.
+LONGEST = (
+    "engines/vllm/test_oracle_algorithms.py",
+    "engines/vllm/test_http_arm.py",
+    "picbench/cli/test_demo.py",
+    "engines/vllm/test_tensor_parallel.py",
+    "picbench/experiments/test_oracle.py",
+    "engines/vllm/test_http.py",
+    "engines/vllm/test_storm.py",
+    "picbench/papers/test_serve_arms.py",
+    "engines/vllm/test_faults.py",
+    "picbench/papers/test_reproduce.py",
+    "picbench/papers/test_accuracy.py",
+    "picbench/run/test_warm.py",
+    "picbench/run/test_remote_arms.py",
+    "picbench/statistics/test_coverage.py",
+    "picbench/compare/test_gate.py",
+    "engines/vllm/test_pressure.py",
+    "picbench/profile/test_reuse_against_engine.py",
+    "engines/vllm/test_oracle_llama3.py",
+    "picbench/report/test_html_report.py",
+    "picbench/statistics/test_intervals.py",
+)
 # What tests of several packages share.
 sys.path.insert(0, str(Path(__file__).parent))
 # This folder holds one of the package's name. Where `pytest` runs without its own directory in the
@@ -41,7 +64,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give a storm of many requests a second for each."""
+    """Put the longest files first, and give a storm of many requests a second for each."""
+    order = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
     seconds = max(float(config.getini("timeout")), config.getoption("--storm"))
     for item in items:
         if "storm" in getattr(item, "fixturenames", ()):
