@@ -75,7 +75,8 @@ class RunConfig(SettingsModel):
 
     algo: tuple[str, ...] = setting(
         ...,
-        "Arms to compare, such as epic:k=16; repeat the flag or separate arms by commas.",
+        "Arms to compare, such as epic:k=16; repeat the flag or separate arms by commas. nocontext "
+        "is full recompute of prompts without their chunks.",
         metavar="NAME[:OPTION=VALUE...][,NAME...]",
         shown="full,prefix,mepic; with --arm, none",
     )
@@ -226,10 +227,12 @@ class RunConfig(SettingsModel):
         "The tokenizer's chat template around prompts; auto: if there is one, but not around "
         "few-shot prompts (samsum), as in LongBench.",
     )
-    scoring: Literal["longbench", "longbench-zh", "cacheblend"] = setting(
+    scoring: str = setting(
         "longbench",
-        "LongBench's word F1 and Rouge-L, its ones for Chinese, or CacheBlend's over token ids and "
-        "stemmed words.",
+        "LongBench's word F1 and Rouge-L, its ones for Chinese (longbench-zh), or CacheBlend's "
+        "over token ids and stemmed words; likelihood, alone or after a comma, also asks how "
+        "likely the model finds the right answer.",
+        metavar="longbench|longbench-zh|cacheblend|likelihood[,...]",
     )
     grid: str | None = setting(
         None,

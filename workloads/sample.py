@@ -46,6 +46,10 @@ class Sample:
         """The same prompt; its chunks are from no document."""
         return replace(self, segments=tuple(replace(s, before=None) for s in self.segments))
 
+    def without_chunks(self) -> "Sample":
+        """The texts of the prompt alone."""
+        return replace(self, segments=tuple(s for s in self.segments if s.kind == "text"))
+
     @property
     def parts(self) -> tuple[SampleSegment, ...]:
         """The segments, under their name in request files (`traffic/file.py`)."""

@@ -1,19 +1,25 @@
 """The metric that scores the replies of a data set: its own, or one by name."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
+from picbench.errors import ConfigError
 from picbench.workloads.datasets import Dataset
 from picbench.workloads.metrics.cacheblend import Metric, stemmed_rouge_l, token_f1
 from picbench.workloads.metrics.chinese import chinese
 from picbench.workloads.metrics.f1 import exact_match, f1
 from picbench.workloads.metrics.rouge import rouge_l
-from picbench.workloads.prompts.tokens import Tokenizer
+from picbench.workloads.prompts.tokens import Encoder, Tokenizer
+from picbench.workloads.sample import Sample
 
 Rule = Literal["longbench", "longbench-zh", "cacheblend"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+
+#: What is measured beside the score of a reply.
+LIKELIHOOD = "likelihood"
 
 _Load = Callable[[], Tokenizer]
 
@@ -30,6 +36,50 @@ METRICS: Mapping[str, Callable[[_Load], Metric]] = MappingProxyType(
         "rouge-l-cacheblend": lambda load: stemmed_rouge_l(),
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What `scoring` asks for: the rule of scores, and the likelihood of right answers."""
+
+    rule: Rule = "longbench"
+    likelihood: bool = False
+
+
+def parse_scoring(text: str) -> Scoring:
+    """Read one word of `RULES`, ``likelihood``, or both with a comma between them.
+
+    Raises ConfigError for anything else.
+    """
+    words = [word.strip() for word in text.split(",")]
+    rules = [rule for rule in RULES if rule in words]
+    others = set(words) - {*rules, LIKELIHOOD}
+    if others or len(rules) > 1 or len(words) > len(set(words)):
+        raise ConfigError(
+            f"`scoring` {text!r}: not like longbench or longbench,likelihood",
+            hint=f"one of {', '.join(RULES)}, and {LIKELIHOOD} if that is to be measured, too",
+        )
+    return Scoring(rules[0] if rules else RULES[0], likelihood=LIKELIHOOD in words)
+
+
+def right_answers(samples: Iterable[Sample], tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
+    """The token ids of each sample's first right answer, as many as its reply may have.
+
+    A space precedes it where the prompt ends without one. Raises ConfigError for a sample without
+    an answer.
+    """
+    encoder, found = Encoder(tokenizer), {}
+    for sample in samples:
+        text = sample.answers[0].strip() if sample.answers else ""
+        if not text:
+            raise ConfigError(
+                f"`scoring={LIKELIHOOD}`: sample {sample.id} has no right answer",
+                hint="leave it out, or take rows with answers",
+            )
+        end = encoder.decode(sample.tokens[-1:])[-1:]
+        [ids] = encoder([text if end.isspace() or not end else f" {text}"])
+        found[sample.id] = ids[: sample.max_tokens]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,7 +260,8 @@ def profile(
     from picbench.run.arm import parse_arms
 
     registry = Registry()
-    arms = [registry.parse(arm.algorithm) for arm in parse_arms([algo], same_engine=False)]
+    named = parse_arms([algo], same_engine=False)
+    arms = [registry.parse(arm.name if arm.bare else arm.algorithm) for arm in named]
     predictor = choose_predictor(given.pop("grid"), given.pop("calibration"))
     opened = read_trace_file(Path(trace), partial(_encoder, model))
     found = profile_trace(trace, opened, arms, predictor, **given)

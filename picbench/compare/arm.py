@@ -17,9 +17,9 @@ from picbench.statistics.intervals import Quantile, quantile
 from picbench.store.reader import Run, check_rows
 from picbench.store.records import SampleRow, Score, Time
 from picbench.store.summary import ArmSummary
-from picbench.tables.metrics import METRICS, Pairing, metrics_paired
+from picbench.tables.metrics import METRICS, PERPLEXITY, Pairing, metrics_paired
 
-#: Times of a request, and counts of one, that are compared request by request.
+#: Times of a request and what else has ratios, and counts, which are compared request by request.
 TIMES = tuple(m.name for m in metrics_paired(Pairing.RATIO) if m.of_row)
 COUNTERS = {m.name: m.of_row for m in metrics_paired(Pairing.COUNT) if m.of_row}
 
@@ -156,7 +156,10 @@ def arm_of(
         prompts=tuple(row.prompt_sha256[:_HASH] for row in answered),
         outputs=tuple((row.output_sha256 or "")[:_HASH] for row in answered),
         scores=tuple(row.score for row in answered),
-        times={t: tuple(getattr(r, t) if r.timed else None for r in answered) for t in TIMES},
+        times={
+            t: tuple(getattr(r, t) if r.timed or t == PERPLEXITY else None for r in answered)
+            for t in TIMES
+        },
         # A remote server does not give all counts.
         counters={
             name: tuple(map(int, column)) for name, column in counts.items() if None not in column
@@ -386,9 +389,12 @@ def _times(
     batches = _batches(before.places if single else before.rounds)
     for name in (name for name in before.times if name in after.times):
         separate = apart and name.endswith("_ms")
-        groups = batches if single or separate else before.rounds
+        groups: Sequence[Any] = batches if single or separate else before.rounds
         # What took turns is as far apart in every repeat, and rounds say by how much.
         alike = interleaved and not separate
+        if name == PERPLEXITY:  # The machine does not change it, documents do.
+            linked = len({*before.clusters}) < 2
+            groups, alike = before.prompts if linked else before.clusters, True
         numbers = [0] * len(groups) if alike else before.repeats
         columns = zip(before.times[name], after.times[name], groups, numbers, strict=True)
         known = [(a, b, group, repeat) for a, b, group, repeat in columns if a and b]

@@ -94,6 +94,7 @@ class Thresholds(_Model):
     e2e_ms: _Slowdown | None = None
     ttft_vs_full: _Slowdown | None = None
     tpot_vs_full: _Slowdown | None = None
+    perplexity: _Slowdown | None = _UNSET
     goodput_req_s: _Loss | None = _UNSET
     throughput_tok_s: _Loss | None = _UNSET
     counters: Mapping[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
@@ -126,7 +127,12 @@ def usual_thresholds(
     may double. Answers are asked for to the token if runs of one arithmetic, `alike`, gave the same
     each time.
     """
-    usual = {n: both[len(runs) > 1] for n in (SCORE, *TIME_METRICS) if (both := METRICS[n].usual)}
+    known = {n for arm in runs[0].values() for n, column in arm.times.items() if any(column)}
+    usual = {
+        name: both[len(runs) > 1]
+        for name in (SCORE, *TIME_METRICS)
+        if (both := METRICS[name].usual) and (name in known or not METRICS[name].optional)
+    }
     margin = usual.pop(SCORE)
     counters = {
         name: 0.0

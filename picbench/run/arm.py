@@ -19,6 +19,7 @@ from picbench.run.server import Arrivals, Server
 from picbench.settings import RunConfig
 from picbench.store.provenance import cores
 from picbench.store.records import GroupResult
+from picbench.store.summary import BASELINE, NO_CONTEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Arm:
     spec that the engine serves, `stock` says whether vLLM runs without any part of picbench in it,
     `reuse` what of earlier requests may be reused, `documents` whether chunks are compiled after
     the text of their documents, `reorders` whether prompts are sent with their chunks in another
-    order, each once.
+    order, each once, and `bare` whether without them.
 
     An arm with an `endpoint` is a remote server: its `algorithm` is where that is, and what it has
     in its cache is not known, so that no reuse is expected of it.
@@ -42,6 +43,7 @@ class Arm:
     reuse: Reuse = Reuse.NOTHING
     documents: bool = False
     reorders: bool = False
+    bare: bool = False
     endpoint: Endpoint | None = None
 
 
@@ -60,19 +62,21 @@ def parse_arms(specs: Iterable[str], *, same_engine: bool = False) -> tuple[Arm,
         if not spec:
             raise ConfigError("`algo`: an empty name between commas", hint="write full,prefix")
         try:
-            found = registry.parse(spec)
+            found = registry.parse(BASELINE if spec == NO_CONTEXT else spec)
         except ConfigError as error:
             raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
-        if found.label in arms:
-            raise ConfigError(f"`algo`: {found.label} is given twice", hint="name each arm once")
-        arms[found.label] = Arm(
-            name=found.label,
+        name = spec if spec == NO_CONTEXT else found.label
+        if name in arms:
+            raise ConfigError(f"`algo`: {name} is given twice", hint="name each arm once")
+        arms[name] = Arm(
+            name=name,
             algorithm=found.spec,
             served=found.served,
             stock=found.reuse is not Reuse.CHUNKS and not same_engine,
             reuse=found.reuse,
             documents=found.documents,
             reorders=found.reorders,
+            bare=spec == NO_CONTEXT,
         )
     return tuple(arms.values())
 

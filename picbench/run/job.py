@@ -34,6 +34,7 @@ from picbench.store.records import Sizes, parse_slo
 from picbench.store.writer import FINAL, MANIFEST, check_free, is_held
 from picbench.workloads.facts import WorkloadFacts, summarise
 from picbench.workloads.sample import Sample
+from picbench.workloads.scoring import parse_scoring
 
 #: Blocks that an algorithm adds for a chunk, or fewer: one of padding, four of linked tokens. Those
 #: that link more get what they need.
@@ -242,6 +243,7 @@ class Job:
             "max_requests": self.running,
             "self_check": self.config.self_check and not arm.stock,
             "anchors": self.anchors,
+            "forced_replies": bool(self.workload.golds),
         }
         return EngineConfig(**settings)
 
@@ -271,12 +273,8 @@ def prepare(
     """
     arms = all_arms(config)
     ours = [arm for arm in arms if arm.endpoint is None]
-    if len(ours) < len(arms) and (config.repeats > 1 or config.cache in ("cold", "warm")):
-        what = "repeats" if config.repeats > 1 else f"cache={config.cache}"
-        raise ConfigError(
-            f"`{what}` and `arm`: the cache of a remote server can neither be dropped nor verified",
-            hint="leave one of the two out; to repeat it, start server and run anew each time",
-        )
+    if len(ours) < len(arms):
+        _check_remote(config)
     parse_tiers(config.tiers or "")
     objectives = parse_slo(config.slo) if config.slo else None
     if config.output and not (Path(config.output) / MANIFEST).is_file():
@@ -317,6 +315,21 @@ def prepare(
         check_pools([job.engine(arm) for arm in ours], read_model_config(model))
     fingerprint = _fingerprint(job)
     return replace(job, fingerprint=fingerprint, output=_place(job, fingerprint))
+
+
+def _check_remote(config: RunConfig) -> None:
+    """Raise ConfigError for what remote servers cannot be measured with."""
+    if config.repeats > 1 or config.cache in ("cold", "warm"):
+        what = "repeats" if config.repeats > 1 else f"cache={config.cache}"
+        raise ConfigError(
+            f"`{what}` and `arm`: the cache of a remote server can neither be dropped nor verified",
+            hint="leave one of the two out; to repeat it, start server and run anew each time",
+        )
+    if parse_scoring(config.scoring).likelihood:
+        raise ConfigError(
+            f"`scoring={config.scoring}` and `arm`: remote servers take no replies that are given",
+            hint="leave one of the two out",
+        )
 
 
 def _anchors(algorithms: Sequence[Algorithm], model: str, samples: Sequence[Sample]) -> Anchors:
@@ -360,6 +373,8 @@ def _fingerprint(job: Job) -> str:
             del settings[name]
     arms: list[list[str | bool | float]] = [[arm.algorithm, arm.stock] for arm in job.arms]
     for entry, arm in zip(arms, job.arms, strict=True):
+        if arm.bare:
+            entry.append(arm.name)
         if arm.endpoint is not None:
             entry += [arm.name, arm.endpoint.timeout]
     content: dict[str, Any] = {

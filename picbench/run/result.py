@@ -28,7 +28,7 @@ from picbench.tables.metrics import metrics_shown
 from picbench.tables.run import cache_lines, memory_lines, run_table, server_lines, stalled, verdict
 from picbench.tables.table import WIDTH, PipedConsole
 from picbench.workloads import models
-from picbench.workloads.scoring import METRICS
+from picbench.workloads.scoring import METRICS, parse_scoring
 from picbench.workloads.traffic.corpus import SYNTHETIC
 
 
@@ -292,7 +292,8 @@ def _score_rows(run: Run, metric: str | None) -> tuple[str, list[SampleRow]]:
     """The metric's name in tables, and the run's rows with their scores by it."""
     config, restates = run.manifest["config"], run.manifest["model"]["restates"]
     tokenizer = cache(lambda: models.load_tokenizer(models.resolve(config["model"])))
-    find = cache(lambda name: find_grader(name, config["scoring"], restates, tokenizer, metric))
+    rule = parse_scoring(config["scoring"]).rule
+    find = cache(lambda name: find_grader(name, rule, restates, tokenizer, metric))
     rows = []
     for row in run.rows:
         if row.error is None:

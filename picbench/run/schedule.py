@@ -20,7 +20,15 @@ from picbench.errors import EngineError, InvalidRun
 from picbench.run.arm import Fleet
 from picbench.run.cache_state import DeclaredCache, fill_requests
 from picbench.run.job import Job
-from picbench.store.records import ArmBatch, Failure, GroupResult, SampleRow, failure_of, to_rows
+from picbench.store.records import (
+    ArmBatch,
+    Failure,
+    GroupResult,
+    SampleRow,
+    answer_nats,
+    failure_of,
+    to_rows,
+)
 from picbench.store.writer import StoredBatch
 from picbench.workloads.facts import chunk_sets
 from picbench.workloads.prompts.chunk_order import ContextIndex
@@ -88,6 +96,7 @@ class Rounds:
         self._cold = job.config.cache == "cold"
         self._chunks = fill_requests(workload.samples) if job.config.cache == "warm" else []
         self._indexes = {arm.name: ContextIndex() for arm in job.arms if arm.reorders}
+        self._bare = {arm.name for arm in job.arms if arm.bare}
         self._reusing = [arm.name for arm in job.arms if arm.reuse is not Reuse.NOTHING]
         sizes = {arm.name: fleet.engines[arm.name].get("block_size") for arm in job.arms}
         blocks = {a: size if isinstance(size, int) else BLOCK_SIZE for a, size in sizes.items()}
@@ -160,6 +169,8 @@ class Rounds:
                     self._prepare(arm, number)
                     sent = self._rewrite(arm, given)
                     result = self._send(arm, sent, arrivals)
+                    if self._job.workload.golds:
+                        result = replace(result, nlls=self._answer_nats(arm, sent))
                 except EngineError as error:
                     gone[arm] = str(error)
             if arm in gone:
@@ -194,7 +205,9 @@ class Rounds:
         Raises InvalidRun for a chunk that fails, since the cache would not be as declared.
         """
         preload = self._job.workload.preload
-        ahead: list[tuple[str, Sequence[Sample]]] = [(arm, preload) for arm in arms]
+        ahead: list[tuple[str, Sequence[Sample]]] = [
+            (a, preload) for a in arms if a not in self._bare
+        ]
         ahead += [(arm, self._chunks) for arm in arms if arm in self._reusing]
         for arm, samples in ahead:
             if not samples:
@@ -215,7 +228,22 @@ class Rounds:
     def _rewrite(self, arm: str, samples: Sequence[Sample]) -> Sequence[Sample]:
         """What an arm is sent in place of some samples."""
         index = self._indexes.get(arm)
+        if arm in self._bare:
+            return [sample.without_chunks() for sample in samples]
         return samples if index is None else [reorder(sample, index) for sample in samples]
+
+    def _answer_nats(self, arm: str, samples: Sequence[Sample]) -> tuple[float | None, ...]:
+        """How likely the right answers are, after what an arm was sent; unmeasured otherwise.
+
+        The requests come again, with these replies, so that times and counts are as ever. All that
+        they need was in the cache just before.
+        """
+        golds = self._job.workload.golds
+        requests = [
+            replace(to_request(sample), reply=golds[sample.id], logprobs=0) for sample in samples
+        ]
+        found = self._servers[arm].run(requests, self._job.running)
+        return tuple(map(answer_nats, found.outcomes))
 
     def _send(
         self, arm: str, samples: Sequence[Sample], arrivals: Sequence[float] | None = None

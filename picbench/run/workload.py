@@ -1,7 +1,7 @@
 """The requests of a run, and how replies to them are scored."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from picbench.errors import ConfigError, DataError
@@ -16,7 +16,13 @@ from picbench.workloads.metrics.f1 import wordless
 from picbench.workloads.prompts.chat import find_chat
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sample import Sample
-from picbench.workloads.scoring import Rule, find_scorer, scorer_by_name
+from picbench.workloads.scoring import (
+    Rule,
+    find_scorer,
+    parse_scoring,
+    right_answers,
+    scorer_by_name,
+)
 from picbench.workloads.sources.bundled import BUNDLED
 from picbench.workloads.sources.hub import Origin
 from picbench.workloads.sources.row import BadRows, placed
@@ -36,7 +42,8 @@ class Workload:
     hub are from, and `chat` whether the tokenizer's chat template is around prompts. `arrivals` are
     seconds from the start of the run, None in a closed loop. `preload` is run before anything is
     measured, so that the chunks in it are cached. `requests` is the fingerprint of the request
-    file. Chunks have documents only where an arm compiles them after these.
+    file. Chunks have documents only where an arm compiles them after these. `golds` are the token
+    ids of right answers by sample, where their likelihood is measured.
     """
 
     dataset: str
@@ -51,6 +58,7 @@ class Workload:
     arrivals: tuple[float, ...] | None = None
     preload: tuple[Sample, ...] = ()
     requests: str | None = None
+    golds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def load_workload(config: RunConfig) -> Workload:
@@ -91,10 +99,10 @@ def _load_dataset(config: RunConfig, model: models.ModelSpec, context: int | Non
         offline=config.offline,
         stream=config.limit is not None and not config.seed,
     )
-    tokenizer = models.load_tokenizer(model)
+    scoring, tokenizer = parse_scoring(config.scoring), models.load_tokenizer(model)
     chat = find_chat(config.chat, tokenizer, wanted=dataset.chat)
     bad_rows = BadRows(skip=config.on_bad_row == "skip")
-    samples = load_samples(
+    loaded = load_samples(
         dataset.name,
         source,
         tokenizer,
@@ -109,17 +117,19 @@ def _load_dataset(config: RunConfig, model: models.ModelSpec, context: int | Non
         documents=any(arm.documents for arm in all_arms(config)),
         drop=config.drop,
     )
-    metric, grader = find_grader(dataset.name, config.scoring, model.restates, lambda: tokenizer)
+    samples = _countable(loaded, scoring.rule, bad_rows)
+    metric, grader = find_grader(dataset.name, scoring.rule, model.restates, lambda: tokenizer)
     return Workload(
         dataset=dataset.name,
         metric=metric,
         model=model,
-        samples=_countable(samples, config.scoring, bad_rows),
+        samples=samples,
         grader=grader,
         skipped=tuple(bad_rows.skipped),
         origin=source.origin,
         chat=chat is not None,
         synthetic=config.data == BUNDLED,
+        golds=right_answers(samples, tokenizer) if scoring.likelihood else {},
     )
 
 
@@ -144,7 +154,7 @@ def _load_requests(config: RunConfig, model: models.ModelSpec, context: int | No
                 f"{sample.source}: {needed} tokens of prompt and reply, a context of {context}",
                 hint="raise `context`, name another `model`, or draw requests of fewer chunks",
             )
-    tokenizer = models.load_tokenizer(model)
+    scoring, tokenizer = parse_scoring(config.scoring), models.load_tokenizer(model)
     check_tokens(replace(found.stream, samples=samples), tokenizer, path)
     # Chunks to be cached come after the text that all prompts begin with.
     first, arrivals = samples[0].segments[0], found.stream.arrivals
@@ -156,9 +166,9 @@ def _load_requests(config: RunConfig, model: models.ModelSpec, context: int | No
     if not any(arm.documents for arm in all_arms(config)):
         samples = tuple(sample.without_documents() for sample in samples)
         preload = tuple(sample.without_documents() for sample in preload)
-    samples = _countable(samples, config.scoring, BadRows())
+    samples = _countable(samples, scoring.rule, BadRows())
     dataset = found.header.dataset
-    metric, grader = find_grader(dataset, config.scoring, model.restates, lambda: tokenizer)
+    metric, grader = find_grader(dataset, scoring.rule, model.restates, lambda: tokenizer)
     return Workload(
         dataset=dataset,
         metric=metric,
@@ -169,6 +179,7 @@ def _load_requests(config: RunConfig, model: models.ModelSpec, context: int | No
         arrivals=arrivals[: len(samples)] if arrivals else None,
         preload=preload,
         requests=found.fingerprint,
+        golds=right_answers(samples, tokenizer) if scoring.likelihood else {},
     )
 
 

@@ -204,6 +204,31 @@ def score_ratio(first: Values, second: Values, level: float = 0.95) -> Interval 
     return Interval(low, optimize.brentq(lambda times: ends(times)[1], 0.0, most), level)
 
 
+def mean_ratio(
+    first: Values, second: Values, clusters: Names | None = None, level: float = 0.95
+) -> Interval | None:
+    """Of the mean of `first` [n] over that of `second` [n], row by row, of values without limits.
+
+    It ends where `first` less so many times `second` may just be 0 in the mean, by Student's t
+    (Fieller 1954). None for a single cluster, and where the mean of `second` may be 0.
+    """
+    one, other = (
+        sum_clusters(np.asarray(values, np.float64), clusters) for values in (first, second)
+    )
+    number = len(one.sums)
+    if number < 2:
+        return None
+    reach = float(stats.t.isf((1 - level) / 2, number - 1)) / float(one.counts.sum())
+    rests = np.stack([one.sums - one.mean * one.counts, other.sums - other.mean * other.counts])
+    spread = reach**2 * number / (number - 1) * (rests @ rests.T)
+    least = other.mean**2 - spread[1, 1]
+    if least <= 0:
+        return None
+    middle = (one.mean * other.mean - spread[0, 1]) / least
+    half = sqrt(max(0.0, middle**2 - (one.mean**2 - spread[0, 0]) / least))
+    return Interval(float(middle - half), float(middle + half), level)
+
+
 @dataclass(frozen=True, slots=True)
 class StudentMean:
     """A mean over clusters of one kind, or of several that cross, such as rows and repeats.

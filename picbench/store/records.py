@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from math import exp, fsum
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -96,7 +97,9 @@ class GroupResult:
     the group's start. `moved` gives the bytes (loaded, stored) between the pool and each tier,
     `compiled` the kernels that were compiled meanwhile, `evicted` the blocks of `chunk` and
     `prefix` KV that lost it. If it is not `clean`, a request failed and each was run again on its
-    own, so that timings mean nothing. `counted` is what a remote server counted meanwhile.
+    own, so that timings mean nothing. `counted` is what a remote server counted meanwhile. `nlls`
+    are what requests cost whose reply was the right answer, in nats a token (see `answer_nats`);
+    empty where that was not asked.
     """
 
     outcomes: tuple[Result | ServedReply | Failure, ...]
@@ -108,6 +111,7 @@ class GroupResult:
     compiled: tuple[str, ...] = ()
     evicted: Mapping[str, int] = field(default_factory=dict)
     counted: ServerCounts | None = None
+    nlls: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,7 @@ class Grader:
 #: What files may have.
 Time = Annotated[float, Field(ge=0)]
 Score = Annotated[float, Field(ge=0, le=1)]
+Nats = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +205,7 @@ class SampleRow:
     was found is in `tokens`. `repeat` counts how often the whole schedule was run before; rounds
     are numbered through. `arrival_ms` counts from the start of the arm's batch; it is None in a
     closed loop. A request was submitted `late_ms` after it arrived, which is part of its latencies.
+    `nll` is the negative log-probability of the right answer in nats a token, if it was measured.
     """
 
     arm: str
@@ -226,13 +232,21 @@ class SampleRow:
     score: Score | None = None
     expected_reuse: int | None = None
     repeat: int = 0
+    nll: Nats | None = None
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of the right answer."""
+        return None if self.nll is None else exp(self.nll)
 
 
 def to_rows(batch: ArmBatch, grader: Grader, sets: Mapping[str, ChunkSet]) -> list[SampleRow]:
     """The rows of a batch, in the order of its samples; `sets` has every sample's chunks."""
-    arrivals: Sequence[float | None] = batch.arrivals or [None] * len(batch.samples)
+    nothing = [None] * len(batch.samples)
+    arrivals: Sequence[float | None] = batch.arrivals or nothing
+    columns = batch.samples, batch.result.outcomes, arrivals, batch.result.nlls or nothing
     rows = []
-    for sample, reply, arrival in zip(batch.samples, batch.result.outcomes, arrivals, strict=True):
+    for sample, reply, arrival, nll in zip(*columns, strict=True):
         row = SampleRow(
             arm=batch.arm,
             sample=sample.id,
@@ -248,9 +262,21 @@ def to_rows(batch: ArmBatch, grader: Grader, sets: Mapping[str, ChunkSet]) -> li
             rows.append(replace(row, outcome="error", error=error))
             continue
         score, outcome = grader(reply.text, sample.answers)
-        row = replace(row, timed=batch.result.clean, outcome=outcome, score=score)
+        row = replace(row, timed=batch.result.clean, outcome=outcome, score=score, nll=nll)
         rows.append(replace(row, **_measured(reply, sample, queued=arrival is not None)))
     return rows
+
+
+def answer_nats(reply: Result | ServedReply | Failure) -> float | None:
+    """What the model thought of a reply that was forced, in nats a token; None if it failed.
+
+    Its log-probabilities say how likely each token was after those before it.
+    """
+    if isinstance(reply, Failure) or not isinstance(reply, Result) or failure_of(reply):
+        return None
+    assert reply.logprobs is not None  # They were asked for.
+    told = [step[token] for token, step in zip(reply.tokens, reply.logprobs, strict=True)]
+    return max(0.0, -fsum(told) / len(told))
 
 
 def failure_of(reply: Result | ServedReply | Failure) -> str | None:

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, compress, pairwise
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -12,10 +13,14 @@ import numpy as np
 from picbench.engines import ledger
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.request import Hits, TokenCounts
+from picbench.statistics.intervals import mean_ratio
 from picbench.store.records import Outcome, SampleRow, ServerCounts, Tally, sum_fields
 
 #: The arm that ratios are taken to.
 BASELINE = "full"
+
+#: The arm whose prompts have no chunks.
+NO_CONTEXT = "nocontext"
 
 #: What stands beside the numbers of an arm, wherever they are shown, and what it means.
 MARKS = {
@@ -62,6 +67,24 @@ class Ratio:
 
     geomean: float
     pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """The right answers' negative log-probability in nats a token: the mean over `samples`.
+
+    `kept` is what is left of what context is worth, which is how much more likely `full` finds the
+    right answer than the arm ``nocontext``: 1 for `full`, 0 without chunks. It is over the samples
+    that all three arms have, from `low` to `high` with 95 % confidence: over sets of documents, or
+    over requests where all are linked. None where `full` gains nothing or an arm is missing; `low`
+    and `high` also where it may gain nothing.
+    """
+
+    nll: float
+    samples: int
+    kept: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +165,8 @@ class ArmSummary:
     tiers. `compiled` says how often each kernel was compiled while requests were measured. `cache`
     is None if no state of it was declared, `memory` in runs from before it was measured, `stalls`
     if there are too few steps to tell. `counted` is what a remote server counted by itself, None of
-    other arms; it served `without_reuse` if it was to reuse chunks and found none. Numbers whose
+    other arms; it served `without_reuse` if it was to reuse chunks and found none. `likelihood` is
+    that of right answers, None if it was not measured. Numbers whose
     `provenance` is "simulated", and those without reuse, say so wherever they are shown.
     """
 
@@ -174,6 +198,7 @@ class ArmSummary:
     counted: ServerCounts | None = None
     provenance: Literal["measured", "simulated"] = "measured"
     without_reuse: bool = False
+    likelihood: Likelihood | None = None
 
     @property
     def reused_share(self) -> float | None:
@@ -248,6 +273,7 @@ def summarise(
             makespan_s=mean(makespans),
             goodput_req_s=_rate(good, sum(makespans) or tally.busy) if objectives else None,
             provenance="simulated" if simulated else "measured",
+            likelihood=summarise_likelihood(answered, tallies),
         )
     return found
 
@@ -281,6 +307,33 @@ def summarise_scores(
         meaningful=meaningful,
         parsed_mean=mean(score for score, _ in scores),
     )
+
+
+def summarise_likelihood(
+    rows: Iterable[SampleRow], tallies: Mapping[str, Tally]
+) -> Likelihood | None:
+    """What an arm thinks of right answers, beside ``full`` and ``nocontext``; None if unknown."""
+    own, clusters = _nats(rows := list(rows)), {row.sample: row.cluster for row in rows}
+    if not own:
+        return None
+    found = Likelihood(fmean(own.values()), len(own))
+    best, worst = (
+        _nats(tallies[name].rows if name in tallies else ()) for name in (BASELINE, NO_CONTEXT)
+    )
+    shared = [key for key in own if key in best and key in worst]
+    first = [worst[key] - own[key] for key in shared]
+    second = [worst[key] - best[key] for key in shared]
+    if sum(second) <= 0:
+        return found
+    samples = [sample for sample, _ in shared]
+    names = [clusters[sample] or sample for sample in samples]
+    interval = mean_ratio(first, second, names if len({*names}) > 1 else samples)
+    low, high = (None, None) if interval is None else (interval.low, interval.high)
+    return replace(found, kept=sum(first) / sum(second), low=low, high=high)
+
+
+def _nats(rows: Iterable[SampleRow]) -> dict[tuple[str, int], float]:
+    return {(row.sample, row.repeat): row.nll for row in rows if row.nll is not None}
 
 
 def count_outcomes(rows: Iterable[SampleRow]) -> dict[str, int]:

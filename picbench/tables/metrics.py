@@ -27,6 +27,10 @@ _SUFFIXES = {"%": " %", "x": ""}
 #: Metrics whose values are shown with what a reader must know of them.
 ANSWERED, SCORE = "answered", "score"
 
+#: What tells of answers, and so means nothing with random weights.
+PERPLEXITY = "perplexity"
+JUDGED = (SCORE, "nll", PERPLEXITY, "kept")
+
 
 class Pairing(StrEnum):
     """How a metric of two arms is compared, and what a gate allows of it.
@@ -50,8 +54,10 @@ class Metric:
     """A number about arms, requests or both.
 
     `heading` has line breaks for terminals. `of_arm` takes an arm's summary, `of_row` a request's
-    row; either gives None if nothing was measured. A metric with a `quantile` is that of the metric
-    `base` over requests; one that is `over_full` is `base` over that of `full`, request by request.
+    row; either gives None if nothing was measured. `of_ends` takes an arm's summary as well, and
+    gives the ends of the interval of 95 % that is shown with the value. A metric with a `quantile`
+    is that of the metric `base` over requests; one that is `over_full` is `base` over that of
+    `full`, request by request.
 
     A metric that is `optional` is shown if an arm has a value, one that is `rare` if an arm has
     another value than 0. `usual` is what a gate allows if the user does not say: against a baseline
@@ -68,6 +74,7 @@ class Metric:
     better: Literal["lower", "higher"] | None = None
     of_arm: Callable[[ArmSummary], float | None] | None = None
     of_row: Callable[[SampleRow], float | None] | None = None
+    of_ends: Callable[[ArmSummary], tuple[float, float] | None] | None = None
     base: str | None = None
     quantile: float | None = None
     over_full: bool = False
@@ -95,7 +102,7 @@ class Metric:
 
     def known(self, arm: ArmSummary) -> float | None:
         """The value of an arm; None if it means nothing, as the scores of random weights do."""
-        sound = self.name != SCORE or arm.score.meaningful
+        sound = self.name not in JUDGED or arm.score.meaningful
         return self.value(arm) if sound else None
 
     def text(self, arm: ArmSummary) -> str | None:
@@ -104,8 +111,10 @@ class Metric:
         if value is None:
             return None
         suffix = self.unit if self.unit in _SUFFIXES else ""
-        if self.name == SCORE and not arm.score.meaningful:
-            suffix = "*"
+        if ends := self.of_ends and self.of_ends(arm):
+            suffix += " ({:.{digits}f} to {:.{digits}f})".format(*ends, digits=self.digits)
+        if self.name in JUDGED and not arm.score.meaningful:
+            suffix += "*"
         if self.name == ANSWERED and arm.failed:
             suffix = f"/{arm.requests}"
         return f"{value:,.{self.digits}f}{suffix}"
@@ -213,6 +222,13 @@ def _outcome(name: str, meaning: str) -> Metric:
     return Metric(name, name, meaning, of_arm=lambda arm: arm.outcomes.get(name, 0), **more)
 
 
+def _kept_ends(arm: ArmSummary) -> tuple[float, float] | None:
+    found = arm.likelihood
+    if found is None or found.low is None or found.high is None:
+        return None
+    return found.low, found.high
+
+
 def _peak_pct(arm: ArmSummary) -> float | None:
     return 100 * arm.blocks.peak_referenced / arm.blocks.pool if arm.blocks.pool else None
 
@@ -317,6 +333,42 @@ _LISTED = (
         pairing=Pairing.DIFFERENCE,
         usual=(0.01, 0.01),
         shown=(*_ALL, "status"),
+    ),
+    Metric(
+        "nll",
+        "answer\nnats",
+        "with `--scoring likelihood`, the negative log-probability of the right answer in nats a "
+        "token; the mean over requests",
+        digits=3,
+        better="lower",
+        of_arm=_field("likelihood.nll"),
+        of_row=attrgetter("nll"),
+        shown=(*_ALL, "status"),
+        optional=True,
+    ),
+    Metric(
+        PERPLEXITY,
+        "answer\nperplexity",
+        "e to the power of `nll`, so that its ratio is e to the power of the difference; the "
+        "geometric mean over requests",
+        digits=2,
+        better="lower",
+        of_row=attrgetter(PERPLEXITY),
+        pairing=Pairing.RATIO,
+        usual=(1.02, 1.02),
+        optional=True,
+    ),
+    Metric(
+        "kept",
+        "context\nkept",
+        "what is left of what context is worth: `nll` of the arm `nocontext` less the arm's, over "
+        "that less `full`'s, in the mean over requests that all three answered; with 95 %",
+        digits=2,
+        better="higher",
+        of_arm=_field("likelihood.kept"),
+        of_ends=_kept_ends,
+        shown=(*_ALL, "status"),
+        optional=True,
     ),
     _count("prompt_tokens", "tokens of the prompt", "tokens.prompt"),
     _count("output_tokens", "tokens of the reply", "output_tokens", loose=True),

@@ -23,6 +23,7 @@ from picbench.settings import RunConfig, parse_config
 from picbench.store.records import Grader, GroupResult
 from picbench.workloads.models import ModelSpec
 from picbench.workloads.sample import Sample, SampleSegment
+from picbench.workloads.scoring import parse_scoring
 
 POOL = 100
 
@@ -64,6 +65,7 @@ class FakeEngine:
     calls: list[str] = field(default_factory=list)
     reused: int = 16
     tier_seconds: float = 0.0
+    nats: float = 0.0
     compilations: Sequence[str] = ()
     notes: Sequence[str] = ()
     memory_use = (MemoryUse("cpu", 4 << 20, 2 << 20, 1 << 20, process_bytes=10 << 20),)
@@ -123,16 +125,20 @@ class FakeEngine:
             raise ConfigError("a chunk is too long", hint="`context`")
         if prompt[0] == DEADLY:
             os._exit(7)
-        reused = 0 if self.algorithm == "full" else self.reused
+        reused = 0 if self.algorithm in ("full", "nocontext") else self.reused
         counts = TokenCounts(len(prompt), reused, compiled=4, linked=3, padded=2, compile_work=4)
+        reply = tuple(request.reply or (5, 6))
+        # A chunk less makes an answer a nat a token less likely, and reuse costs half of one.
+        nats = 3.0 - len(chunks_of(request)) + (0.5 if reused else self.nats)
         return Result(
             text="yes",
-            tokens=(5, 6),
+            tokens=reply,
             prompt_tokens=prompt,
             timings=Timings(TTFT.get(self.algorithm, 0.1), 0.05, 0.01, 0.5),
             counts=counts,
             hits=Hits(chunk=1),
             finish_reason="length",
+            logprobs=None if request.logprobs is None else tuple({t: -nats} for t in reply),
         )
 
 
@@ -392,7 +398,9 @@ class Harness:
         samples = tuple(self.samples[: config.limit])
         grader = Grader(lambda text, answers: float(text in answers))
         ahead = {"arrivals": self.arrivals, "preload": tuple(self.preload)}
-        return Workload("fake", "f1", model, samples, grader, **ahead)
+        golds = {s.id: (8, 9, 10)[: n % 3 + 1] for n, s in enumerate(samples)}
+        asked = parse_scoring(config.scoring).likelihood
+        return Workload("fake", "f1", model, samples, grader, golds=golds if asked else {}, **ahead)
 
     def launch(self, name: str, config: EngineConfig, log: Path) -> FakeServer:
         log.write_text("started\n")

@@ -19,6 +19,7 @@ from picbench.statistics.intervals import (
     MeanBootstrap,
     Quantile,
     StudentMean,
+    mean_ratio,
     quantile,
     score_ratio,
     sum_clusters,
@@ -275,6 +276,29 @@ def test_a_ratio_of_scores_is_in_its_interval_and_more_in_a_higher_one(
     one, other = dice.random(rows).round(1), np.r_[1.0, dice.random(rows - 1).round(1)]
     usual, sure = known(score_ratio(one, other, level)), known(score_ratio(one, other, 0.999))
     assert sure.low <= usual.low <= one.mean() / other.mean() <= usual.high <= sure.high
+
+
+@given(st.integers(4, 60), st.integers(0, 2**32 - 1), st.sampled_from([0.8, 0.95]))
+def test_a_ratio_of_means_ends_where_students_t_rejects(n: int, seed: int, level: float) -> None:
+    dice = np.random.default_rng(seed)
+    other, names = dice.normal(3.0, 1.0, n), list(dice.integers(0, n, n))
+    one = 0.8 * other + dice.normal(0.0, 0.5, n)
+    found = mean_ratio(one.tolist(), other.tolist(), names, level)
+    if found is None:  # The denominator may be 0, or all are one cluster.
+        whole = StudentMean.of(sum_clusters(other, names)).interval(level)
+        assert whole is None or 0.0 in whole
+        return
+    assert one.mean() / other.mean() in found
+    for end in (found.low, found.high):
+        rest = StudentMean.of(sum_clusters(one - end * other, names))
+        assert rest.p == pytest.approx(1 - level, abs=1e-6)
+
+
+def test_a_ratio_to_what_may_be_nothing_has_no_interval() -> None:
+    assert mean_ratio([1.0, 2.0, 1.5], [1.0, -1.0, 0.5]) is None
+    assert mean_ratio([1.0], [2.0]) is None
+    same = known(mean_ratio([3.0, 3.1, 2.9], [3.0, 3.1, 2.9]))
+    assert (same.low, same.high) == pytest.approx((1.0, 1.0))
 
 
 @pytest.mark.parametrize(
