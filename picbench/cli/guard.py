@@ -212,7 +212,7 @@ def _usage(error: click.ClickException) -> str:
 
 def _unexpected(error: Exception) -> str:
     if not _is_refused(error):
-        return _internal(error)
+        return f"internal error: {type(error).__name__}: {error} (--debug shows the traceback)"
     where = f"{error.filename}: " if error.filename else ""
     hint = "make room" if error.errno in FULL_DISK else "name a place that can be read and written"
     return f"{where}{error.strerror} ({hint}; --debug shows the traceback)"
@@ -224,10 +224,6 @@ def _is_refused(error: BaseException) -> TypeGuard[OSError]:
         return False
     no_such_use = error.errno == errno.EINVAL and error.filename is not None
     return no_such_use or error.errno in _REFUSED
-
-
-def _internal(error: Exception) -> str:
-    return f"internal error: {type(error).__name__}: {error} (--debug shows the traceback)"
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
