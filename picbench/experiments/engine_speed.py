@@ -353,7 +353,7 @@ def time_replies(engine: Engine, name: str, *, batch: ReplyBatch) -> dict[str, f
             ends += [len(clocks) - 1] * len(ended)
             results += ended
         read = [bool(result.hits.chunk + result.hits.copied) for result in results]
-        cached = set(read) == {arm != PLAIN} and not any(r.counts.compiled for r in results)
+        cached = set(read) == {arm != PLAIN} and not any(r.counts.compile_work for r in results)
         whole = all(len(r.tokens) == REPLY for r in results) and engine.preemptions == before
         if not cached or not whole:
             raise InvalidRun(f"{arm}: not all replies were decoded in full, from what was cached")

@@ -142,7 +142,7 @@ def check(engine: Engine, name: str) -> dict[str, float]:
         wrong = {
             "replies differ": loaded.tokens != computed.tokens,
             "KV differs": after != before,
-            "chunks were compiled again": loaded.counts.compiled > 0,
+            "chunks were compiled again": loaded.counts.compile_work > 0,
             "nothing was loaded": not loaded.hits.tiers,
         }
         if found := [what for what, happened in wrong.items() if happened]:
@@ -187,10 +187,10 @@ def ttft(engine: Engine, name: str, *, scene: BesideScene) -> dict[str, float]:
         ("new", new, True, False),
         ("known", known, False, tiers),
     ):
-        if bool(result.counts.compiled) != compiled or bool(result.hits.tiers) != loaded:
+        if bool(result.counts.compile_work) != compiled or bool(result.hits.tiers) != loaded:
             raise InvalidRun(
-                f"{what} chunks: {result.counts.compiled} tokens were compiled, and tiers loaded "
-                f"{dict(result.hits.tiers)} blocks",
+                f"{what} chunks: {result.counts.compile_work} tokens were compiled, and tiers "
+                f"loaded {dict(result.hits.tiers)} blocks",
                 hint="give the host tier memory for all prompts",
             )
     found = {"cold_ms": new.timings.ttft * 1e3}

@@ -154,7 +154,7 @@ def decode_wave(
         return {}
     served = [(*sent[tag], result) for tag, result in results.items()]
     return decode_figures(steps, served, reply) | {
-        "compiled_tokens": sum(result.counts.compiled for result in results.values()),
+        "compiled_tokens": sum(result.counts.compile_work for result in results.values()),
         "preemptions": engine.preemptions - preempted,
     }
 

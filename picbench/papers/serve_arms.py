@@ -348,7 +348,7 @@ def serve_prompt(engine: Engine, name: str, *, arm: str, size: LatencyPoint) -> 
         given = [*given[1:], given[0]]
     found = ask(name)
     ttft, counts = found.timings.ttft, found.counts
-    return {"ttft_ms": ttft * 1e3, "linked": counts.linked, "compiled": counts.compiled}
+    return {"ttft_ms": ttft * 1e3, "linked": counts.linked, "compiled": counts.compile_work}
 
 
 #: Figures of an arm, by layer or by place of a token in its chunk.

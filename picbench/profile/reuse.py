@@ -26,10 +26,10 @@ from picbench.workloads.prompts.chunk_order import ContextIndex
 
 @dataclass(frozen=True, slots=True)
 class RequestReuse:
-    """Prompt tokens of one request by origin, as the engine counts them (`TokenCounts`).
+    """Prompt tokens of one request by origin, without telling whose compile they are from.
 
-    `reused` ones were not computed for it, or only by compiling chunks, which computed `compiled`
-    tokens. `chunk_blocks` are shared blocks of chunks, `prefix_blocks` those found of the rest,
+    `reused` ones are those that `TokenCounts` calls reused or compiled, `compiled` its compile
+    work. `chunk_blocks` are shared blocks of chunks, `prefix_blocks` those found of the rest,
     `copied_blocks` private copies. `shared` are the keys of the blocks that other requests hold or
     may find while it runs, with their numbers, `own_blocks` all others. `compile_blocks` are those
     of compiled chunks that it does not map itself.

@@ -303,14 +303,14 @@ def found(row: SampleRow) -> int:
 def missed(row: SampleRow, reuse: Reuse) -> bool:
     """Whether a request found less in its arm's cache than the fill left there.
 
-    Chunk KV that is missing is compiled for the request, so compiled tokens tell; linked ones are
+    Chunk KV that is missing is compiled for the request, so compile work tells; linked ones are
     recomputed in any case.
     """
     if reuse is Reuse.NOTHING or not row.expected_reuse:
         return False
     if reuse is Reuse.CHUNKS:
         tokens = row.tokens
-        return tokens.compiled > 0 or (tokens.reused or 0) + tokens.linked == 0
+        return tokens.compile_work > 0 or (tokens.reused or 0) + tokens.linked == 0
     return (row.tokens.reused or 0) < row.expected_reuse
 
 

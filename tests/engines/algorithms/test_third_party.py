@@ -103,4 +103,4 @@ def test_an_engine_serves_it(llama: Path, oracle: Oracle, draw: Any, deviation: 
     for result in results:
         assert deviation(oracle, Rule(both_ends), request, result) < 1e-3
     assert cold.counts.linked == 16 + 7 + 16
-    assert warm.counts.compiled == 0 < cold.counts.compiled
+    assert warm.counts.compile_work == 0 < cold.counts.compile_work

@@ -80,7 +80,7 @@ def test_copied_chunks_live_outside_the_pool(
     engine.drain()
     assert engine.cache.chunks == []
     (again,) = serve(engine, Request([*chunks, question], "epic:k=16"))
-    assert again.counts.compiled == 0
+    assert again.counts.compile_work == 0
     assert again.hits.tiers == {"host": again.hits.copied}
 
 
@@ -100,7 +100,7 @@ def test_an_evicted_chunk_comes_back_from_the_host(
     assert engine.cache.digests(chunks) == computed
     assert len(set(computed)) == len(chunks)
     assert after.tokens == before.tokens
-    assert after.counts.compiled == 0
+    assert after.counts.compile_work == 0
     assert after.hits.tiers == {"host": sum(-(-len(c.tokens or ()) // 16) for c in chunks)}
 
 
@@ -111,7 +111,7 @@ def test_resetting_the_tiers_makes_an_engine_cold(
     serve(engine, request)
     engine.reset()
     (after,) = serve(engine, request)
-    assert after.counts.compiled == sum(len(c.tokens or ()) for c in chunks)
+    assert after.counts.compile_work == sum(len(c.tokens or ()) for c in chunks)
     assert after.hits.tiers == {}
 
 
@@ -121,7 +121,7 @@ def test_tenants_do_not_meet_in_a_tier(engine: Engine, chunks: list[Chunk], ques
     engine.drain()
     evict_all(engine)
     (other,) = serve(engine, Request(request.segments, request.algorithm, salt="two"))
-    assert other.counts.compiled == sum(len(c.tokens or ()) for c in chunks)
+    assert other.counts.compile_work == sum(len(c.tokens or ()) for c in chunks)
 
 
 # Faults: each costs time, none an answer.
@@ -198,7 +198,7 @@ def test_a_corrupted_value_is_compiled_again_and_replaced(
         far.inner._values[key] = memoryview(bytes(value[:-1]) + b"?")
         (found,) = serve(engine, request)
     assert found.tokens == expected.tokens
-    assert 0 < found.counts.compiled < expected.counts.compiled
+    assert 0 < found.counts.compile_work < expected.counts.compile_work
 
 
 def test_aborts_while_chunks_are_loaded_leak_nothing(
@@ -243,7 +243,7 @@ def test_warm_chunks_cost_nothing_to_compile(
     assert {chunk.tokens for chunk in known} == {len(c.tokens or ()) for c in chunks}
     assert all(chunk.remote and not chunk.pinned for chunk in known)
     (found,) = serve(engine, Request([*chunks, question]))
-    assert found.counts.compiled == 0
+    assert found.counts.compile_work == 0
     assert {chunk.hits for chunk in engine.cache.chunks} == {1}
 
 
@@ -313,14 +313,14 @@ def test_neither_kind_of_traffic_starves_the_other(engine: Engine, draw: Any, ho
         "prefix": [Text(tokens=(*tokens, 7))],
     }[hot]
     (first,) = serve(engine, Request(steady, "naive"))
-    assert first.counts.reused == 0 or first.counts.compiled > 0
+    assert first.counts.reused == 0 or first.counts.compile_work > 0
     for round_ in range(12):
         for index in range(3):
             passing = draw(480, 2100 + 3 * round_ + index)
             other = [Chunk(tokens=passing)] if hot == "prefix" else [Text(tokens=passing)]
             serve(engine, Request([*other, Text(tokens=(9,))], "naive"))
         (again,) = serve(engine, Request(steady, "naive"))
-        assert again.counts.compiled == 0
+        assert again.counts.compile_work == 0
         assert again.counts.reused >= 160 - 16
         assert not again.hits.tiers
     passed = 36 * 480 // 16

@@ -51,7 +51,7 @@ def test_warming_up_leaves_no_trace(
         assert engine.memory == []
         assert stock or engine.cache.chunks == []
         [again] = engine.generate([Request(rehearsed)])
-    assert (again.counts.compiled, again.hits.prefix) == (0 if stock else 600, 0)
+    assert (again.counts.compile_work, again.hits.prefix) == (0 if stock else 600, 0)
     assert not again.hits.tiers
 
 

@@ -161,7 +161,7 @@ def half_evicted(inside, engine: Engine, prompt: Request) -> tuple[Any, Any]:
 def test_a_half_evicted_chunk_is_compiled_again(engine, inside, draw):
     prompt = request(draw(50, 30), draw(70, 31), question=draw(8, 32))
     before, after = half_evicted(inside, engine, prompt)
-    assert after.counts.compiled > 0
+    assert after.counts.compile_work > 0
     assert after.tokens == before.tokens
     assert distance(after, before) < 1e-3
 
@@ -263,9 +263,9 @@ def test_another_salt_hits_nothing(engine, inside, draw):
     )
     serve(engine, prompt)
     mine, theirs = (serve(engine, replace(prompt, salt=salt))[0] for salt in ("a", "b"))
-    assert mine.counts.compiled == 0
+    assert mine.counts.compile_work == 0
     assert mine.hits.chunk and mine.hits.prefix
-    assert theirs.counts.compiled == 120
+    assert theirs.counts.compile_work == 120
     assert theirs.hits.prefix == 0
     assert theirs.tokens == mine.tokens
 
@@ -276,4 +276,4 @@ def test_chunk_keys_without_salt_would_share(engine, inside, draw, monkeypatch):
     prompt = request(draw(60, 99), draw(60, 100), question=draw(20, 101), salt="a")
     serve(engine, prompt)
     (theirs,) = serve(engine, replace(prompt, salt="b"))
-    assert theirs.counts.compiled == 0
+    assert theirs.counts.compile_work == 0

@@ -140,7 +140,7 @@ def test_algorithms_and_orders(case: Case, algorithm: str, order: str) -> None:
     if algorithm in REUSING:
         assert warm.hits.chunk + warm.hits.copied > 0
         assert bool(warm.hits.copied) == (algorithm in COPYING)
-        assert warm.counts.compiled == 0 < cold.counts.compiled
+        assert warm.counts.compile_work == 0 < cold.counts.compile_work
         assert case.error(Request(segments), cold, full()) > APART
     else:
         assert cold.counts.reused == 0
@@ -188,9 +188,9 @@ def test_a_prompt_has_an_attention_sink(case: Case, algorithm: str) -> None:
     """The first token of a prompt is computed, if its chunk was compiled after others."""
     a, question = case.chunk(40, 1), case.text(9)
     _, warm = case.hold(algorithm, [a, a, question])
-    assert (warm.counts.linked, warm.counts.compiled) == (1, 0)
+    assert (warm.counts.linked, warm.counts.compile_work) == (1, 0)
     _, warm = case.hold(algorithm, [case.text(3), a, a, question])
-    assert (warm.counts.linked, warm.counts.compiled) == (0, 0)
+    assert (warm.counts.linked, warm.counts.compile_work) == (0, 0)
 
 
 def test_two_anchors_share_no_blocks(case: Case) -> None:
@@ -198,7 +198,7 @@ def test_two_anchors_share_no_blocks(case: Case) -> None:
     for anchor in ("off", "head", "passage", "./other.txt"):
         specs = (f"{name}:anchor={anchor}" for name in ("naive", "naive", "mepic"))
         results = [case.run(Request(segments, algorithm=spec))[0] for spec in specs]
-        assert [result.counts.compiled >= 50 for result in results] == [True, False, False]
+        assert [result.counts.compile_work >= 50 for result in results] == [True, False, False]
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "mepic", "mepic:pad=paper"])
@@ -318,7 +318,7 @@ def test_slots_are_filled_by_the_request(case: Case, algorithm: str) -> None:
         sent = start + tokens[2:20] + middle + tokens[24:]
         segments = [case.text(20), Chunk(tokens=sent, slots=slots), case.text(9, key)]
         cold, _ = case.hold(algorithm, segments)
-        assert (cold.counts.compiled > 0) == (key == 1)
+        assert (cold.counts.compile_work > 0) == (key == 1)
         assert cold.counts.prompt == len(sent) + 29
 
 
@@ -331,7 +331,7 @@ def test_a_chunk_at_two_positions_is_two_of_prompt_cache_and_one_of_naive(case: 
             for at in (16, 100, 16)
         ]
         results = [case.run(request)[0] for request in requests]
-        assert [result.counts.compiled for result in results] == compiled
+        assert [result.counts.compile_work for result in results] == compiled
         errors = [case.error(r, result) for r, result in zip(requests, results, strict=True)]
         assert max(errors) < TOLERANCE
 

@@ -75,7 +75,7 @@ def test_chunks_know_their_documents(
         for result in (cold, warm):
             asked = Request(segments)
             assert deviation(oracle, within(rule, segments), asked, result) < TOLERANCE
-        assert warm.counts.compiled == 0
+        assert warm.counts.compile_work == 0
         assert deviation(oracle, rule, Request(segments), cold) > APART
 
 
@@ -87,12 +87,12 @@ def test_without_the_option_documents_do_not_count(
     question = Text(tokens=tokens(9, 3))
     plain, known = [Chunk(tokens=a), question], [Chunk(tokens=a, document=lead + a), question]
     first_ = run(engine, plain, "naive")
-    assert first_.counts.compiled == 40
+    assert first_.counts.compile_work == 40
     for segments, spec in ((known, "naive"), (plain, "naive:context=document")):
         result = run(engine, segments, spec)
-        assert result.counts.compiled == 0
+        assert result.counts.compile_work == 0
         assert deviation(oracle, naive(), Request(segments), result) < TOLERANCE
-    assert run(engine, known, "naive:context=document").counts.compiled == 70
+    assert run(engine, known, "naive:context=document").counts.compile_work == 70
 
 
 def test_chunks_of_a_document_share_what_precedes_them(engine: Engine, tokens: Any) -> None:
@@ -101,7 +101,8 @@ def test_chunks_of_a_document_share_what_precedes_them(engine: Engine, tokens: A
     known = [Chunk(tokens=b, document=lead + a + b), Chunk(tokens=c, document=lead + a + b + c)]
     question = Text(tokens=tokens(9, 5))
     counts = [
-        run(engine, [chunk, question], "naive:context=document").counts.compiled for chunk in known
+        run(engine, [chunk, question], "naive:context=document").counts.compile_work
+        for chunk in known
     ]
     assert counts == [64 + 32 + 32, 32 + 32]
 

@@ -82,7 +82,7 @@ def test_separators_in_prompts(
         for algorithm in (f"{TOKENS}:spans={spans}", f"{TOKENS}:spans={spans}"):
             result = run(engine, prompt, algorithm)
             assert deviation(oracle, rule, Request(prompt), result) < TOLERANCE
-        assert result.counts.compiled == 0 < result.hits.chunk
+        assert result.counts.compile_work == 0 < result.hits.chunk
         assert deviation(oracle, full(), Request(prompt), result) > APART
 
 
@@ -91,14 +91,14 @@ def test_every_prompt_of_an_engine_with_separators_is_read(
 ) -> None:
     prompt = marked(tokens, 50, 50)
     result = run(engine, prompt)
-    assert result.counts.compiled > 0
+    assert result.counts.compile_work > 0
     reply, cached = _plain(engine, prompt)
     assert reply == result.tokens
     assert cached >= result.hits.chunk * 16
     plain = [Text(tokens=tokens(60))]
     result = run(engine, plain)
     assert deviation(oracle, full(), Request(plain), result) < TOLERANCE
-    assert result.counts.compiled == result.hits.chunk == 0
+    assert result.counts.compile_work == result.hits.chunk == 0
 
 
 def _plain(engine: Engine, prompt: Sequence[PromptSegment]) -> tuple[Any, Any]:
@@ -156,7 +156,7 @@ def test_what_follows_another_first_span_is_computed_anew(
         result = run(engine, prompt)
         assert deviation(oracle, minipic(SSEP, PDEP), Request(prompt), result) < TOLERANCE
         assert result.hits.prefix == 0
-    assert result.counts.compiled == 32
+    assert result.counts.compile_work == 32
 
 
 def test_bad_primitives_are_refused(engine: Engine, tokens: Any) -> None:

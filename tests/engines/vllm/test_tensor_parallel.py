@@ -41,7 +41,7 @@ def test_two_workers_agree_with_the_oracle(
         rule = RULES[str(request.algorithm)]
         for result in results:
             assert deviation(oracle, rule, request, result) < 1e-3
-    assert all(result.counts.compiled == 0 for result in warm)
+    assert all(result.counts.compile_work == 0 for result in warm)
 
 
 def test_more_workers_than_cores_are_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,13 @@ def served(engine: Engine, trace: Sequence[TracedRequest], arm: str) -> list[Res
 def reported(result: Result) -> tuple[int, ...]:
     counts, hits = result.counts, result.hits
     assert counts.reused is not None
-    return counts.reused, counts.compiled, hits.chunk, hits.prefix, hits.copied
+    return (
+        counts.reused + counts.compiled,
+        counts.compile_work,
+        hits.chunk,
+        hits.prefix,
+        hits.copied,
+    )
 
 
 def predicted(found: RequestReuse | None) -> tuple[int, ...]:
