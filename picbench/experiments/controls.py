@@ -109,6 +109,7 @@ def false_alarms(
 def _arm(requests: Sequence[tuple[MeasuredArm, int]]) -> MeasuredArm:
     """An arm of these requests, each of its own name, cluster and round."""
     model, numbers = requests[0][0], tuple(range(len(requests)))
+    times = model.times.keys() & TIMES
     names = tuple(map(str, numbers))
     return replace(
         model,
@@ -120,7 +121,7 @@ def _arm(requests: Sequence[tuple[MeasuredArm, int]]) -> MeasuredArm:
         prompts=tuple(arm.prompts[place] for arm, place in requests),
         outputs=tuple(arm.outputs[place] for arm, place in requests),
         scores=tuple(arm.scores[place] for arm, place in requests),
-        times={t: tuple(arm.times[t][place] for arm, place in requests) for t in TIMES},
+        times={t: tuple(arm.times[t][place] for arm, place in requests) for t in times},
         counters={},
         totals={},
     )

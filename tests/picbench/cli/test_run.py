@@ -98,7 +98,7 @@ def test_a_line_below_the_table_says_what_reuse_gains(harness: Harness, tmp_path
 def test_the_summary_has_the_promised_keys(harness: Harness, tmp_path: Path) -> None:
     run(harness, tmp_path / "run", "--algo", ARMS)
     summary = read(tmp_path / "run" / "summary.json")
-    assert summary["schema"] == 2
+    assert summary["schema"] == 3
     assert list(summary["arms"]) == ARMS.split(",")
     arm = summary["arms"]["mepic"]
     assert arm["requests"] == 10
@@ -114,7 +114,10 @@ def test_the_summary_has_the_promised_keys(harness: Harness, tmp_path: Path) -> 
     assert arm["tokens"] == {
         "prompt": 360,
         "reused": 160,
+        "prefix": 0,
+        "loaded": {},
         "compiled": 40,
+        "compile_work": 40,
         "linked": 30,
         "padded": 20,
     }

@@ -195,7 +195,7 @@ def cost(*planned: float) -> dict[str, Any]:
 
 def result(tokens: int = REPLY, compiled: int = 0, **hits: int) -> Result:
     nothing = Timings(0.0, 0.0, None, 0.0)
-    counts = TokenCounts(compiled=compiled)
+    counts = TokenCounts(compile_work=compiled)
     return Result("", tuple(range(tokens)), (), nothing, counts, Hits(**hits))
 
 

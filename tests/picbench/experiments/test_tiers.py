@@ -93,7 +93,7 @@ class Tiered:
             (5,),
             (),
             Timings(ttft=0.5, prefill=0.0, tpot=None, e2e=0.0),
-            TokenCounts(compiled=compiled),
+            TokenCounts(compile_work=compiled),
             Hits(tiers={"host": loaded} if loaded else {}),
         )
         changes = self.spoiled.get("result", lambda _: {})(self)
@@ -129,7 +129,7 @@ def test_replies_and_kv_are_compared() -> None:
     [
         ("replies differ", {"result": lambda e: {"tokens": (len(e.stored),)}}),
         ("KV differs", {"digests": lambda e: [object()]}),
-        ("were compiled again", {"result": lambda e: {"counts": TokenCounts(compiled=1)}}),
+        ("were compiled again", {"result": lambda e: {"counts": TokenCounts(compile_work=1)}}),
         ("nothing was loaded", {"result": lambda e: {"hits": Hits()}}),
     ],
 )
