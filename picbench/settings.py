@@ -230,9 +230,9 @@ class RunConfig(SettingsModel):
     scoring: str = setting(
         "longbench",
         "LongBench's word F1 and Rouge-L, its ones for Chinese (longbench-zh), or CacheBlend's "
-        "over token ids and stemmed words; likelihood, alone or after a comma, also asks how "
-        "likely the model finds the right answer.",
-        metavar="longbench|longbench-zh|cacheblend|likelihood[,...]",
+        "over token ids and stemmed words. Alone or after a comma, likelihood also asks how likely "
+        "an arm finds the right answer, and fidelity how far it is from full along full's reply.",
+        metavar="longbench|longbench-zh|cacheblend|likelihood|fidelity[,...]",
     )
     grid: str | None = setting(
         None,

@@ -19,7 +19,7 @@ Rule = Literal["longbench", "longbench-zh", "cacheblend"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 #: What is measured beside the score of a reply.
-LIKELIHOOD = "likelihood"
+LIKELIHOOD, FIDELITY = "likelihood", "fidelity"
 
 _Load = Callable[[], Tokenizer]
 
@@ -40,26 +40,32 @@ METRICS: Mapping[str, Callable[[_Load], Metric]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What `scoring` asks for: the rule of scores, and the likelihood of right answers."""
+    """What `scoring` asks for: the rule of scores, the likelihood of right answers, fidelity."""
 
     rule: Rule = "longbench"
     likelihood: bool = False
+    fidelity: bool = False
+
+    @property
+    def forces(self) -> bool:
+        """Whether engines are sent replies."""
+        return self.likelihood or self.fidelity
 
 
 def parse_scoring(text: str) -> Scoring:
-    """Read one word of `RULES`, ``likelihood``, or both with a comma between them.
+    """Read one word of `RULES`, ``likelihood``, ``fidelity``, or several, separated by commas.
 
     Raises ConfigError for anything else.
     """
     words = [word.strip() for word in text.split(",")]
     rules = [rule for rule in RULES if rule in words]
-    others = set(words) - {*rules, LIKELIHOOD}
+    others = set(words) - {*rules, LIKELIHOOD, FIDELITY}
     if others or len(rules) > 1 or len(words) > len(set(words)):
         raise ConfigError(
             f"`scoring` {text!r}: not like longbench or longbench,likelihood",
-            hint=f"one of {', '.join(RULES)}, and {LIKELIHOOD} if that is to be measured, too",
+            hint=f"one of {', '.join(RULES)} and, to measure more, {LIKELIHOOD}, {FIDELITY}",
         )
-    return Scoring(rules[0] if rules else RULES[0], likelihood=LIKELIHOOD in words)
+    return Scoring(rules[0] if rules else RULES[0], LIKELIHOOD in words, FIDELITY in words)
 
 
 def right_answers(samples: Iterable[Sample], tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:

@@ -17,7 +17,7 @@ from picbench.statistics.intervals import Quantile, quantile
 from picbench.store.reader import Run, check_rows
 from picbench.store.records import SampleRow, Score, Time
 from picbench.store.summary import ArmSummary
-from picbench.tables.metrics import METRICS, PERPLEXITY, Pairing, metrics_paired
+from picbench.tables.metrics import METRICS, OF_ANSWERS, Pairing, metrics_paired
 
 #: Times of a request and what else has ratios, and counts, which are compared request by request.
 TIMES = tuple(m.name for m in metrics_paired(Pairing.RATIO) if m.of_row)
@@ -157,7 +157,7 @@ def arm_of(
         outputs=tuple((row.output_sha256 or "")[:_HASH] for row in answered),
         scores=tuple(row.score for row in answered),
         times={
-            t: tuple(getattr(r, t) if r.timed or t == PERPLEXITY else None for r in answered)
+            t: tuple(getattr(r, t) if r.timed or t in OF_ANSWERS else None for r in answered)
             for t in TIMES
         },
         # A remote server does not give all counts.
@@ -392,7 +392,7 @@ def _times(
         groups: Sequence[Any] = batches if single or separate else before.rounds
         # What took turns is as far apart in every repeat, and rounds say by how much.
         alike = interleaved and not separate
-        if name == PERPLEXITY:  # The machine does not change it, documents do.
+        if name in OF_ANSWERS:  # The machine does not change it, documents do.
             linked = len({*before.clusters}) < 2
             groups, alike = before.prompts if linked else before.clusters, True
         numbers = [0] * len(groups) if alike else before.repeats

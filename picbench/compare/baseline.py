@@ -95,6 +95,7 @@ class Thresholds(_Model):
     ttft_vs_full: _Slowdown | None = None
     tpot_vs_full: _Slowdown | None = None
     perplexity: _Slowdown | None = _UNSET
+    exp_kl: _Slowdown | None = _UNSET
     goodput_req_s: _Loss | None = _UNSET
     throughput_tok_s: _Loss | None = _UNSET
     counters: Mapping[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)

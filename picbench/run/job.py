@@ -31,10 +31,11 @@ from picbench.settings import RunConfig
 from picbench.store import provenance
 from picbench.store.reader import Run, read_run
 from picbench.store.records import Sizes, parse_slo
+from picbench.store.summary import BASELINE
 from picbench.store.writer import FINAL, MANIFEST, check_free, is_held
 from picbench.workloads.facts import WorkloadFacts, summarise
 from picbench.workloads.sample import Sample
-from picbench.workloads.scoring import parse_scoring
+from picbench.workloads.scoring import Scoring, parse_scoring
 
 #: Blocks that an algorithm adds for a chunk, or fewer: one of padding, four of linked tokens. Those
 #: that link more get what they need.
@@ -243,9 +244,14 @@ class Job:
             "max_requests": self.running,
             "self_check": self.config.self_check and not arm.stock,
             "anchors": self.anchors,
-            "forced_replies": bool(self.workload.golds),
+            "forced_replies": self.scoring.forces,
         }
         return EngineConfig(**settings)
+
+    @property
+    def scoring(self) -> Scoring:
+        """What is measured of replies."""
+        return parse_scoring(self.config.scoring)
 
     @property
     def requests(self) -> int:
@@ -275,6 +281,9 @@ def prepare(
     ours = [arm for arm in arms if arm.endpoint is None]
     if len(ours) < len(arms):
         _check_remote(config)
+    if parse_scoring(config.scoring).fidelity and BASELINE not in (arm.name for arm in arms):
+        problem = f"`scoring={config.scoring}`: replies are held to those of {BASELINE}"
+        raise ConfigError(problem, hint=f"name {BASELINE} in `algo`, too")
     parse_tiers(config.tiers or "")
     objectives = parse_slo(config.slo) if config.slo else None
     if config.output and not (Path(config.output) / MANIFEST).is_file():
@@ -325,7 +334,7 @@ def _check_remote(config: RunConfig) -> None:
             f"`{what}` and `arm`: the cache of a remote server can neither be dropped nor verified",
             hint="leave one of the two out; to repeat it, start server and run anew each time",
         )
-    if parse_scoring(config.scoring).likelihood:
+    if parse_scoring(config.scoring).forces:
         raise ConfigError(
             f"`scoring={config.scoring}` and `arm`: remote servers take no replies that are given",
             hint="leave one of the two out",

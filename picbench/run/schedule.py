@@ -8,6 +8,7 @@ Requests that arrive at times of their own (an open loop) cannot be cut into gro
 draining the queue that they build up. There each arm serves all of them, and then the next arm.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
@@ -15,7 +16,7 @@ from typing import TextIO
 
 from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.request import Chunk, Request, Text
+from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.errors import EngineError, InvalidRun
 from picbench.run.arm import Fleet
 from picbench.run.cache_state import DeclaredCache, fill_requests
@@ -26,13 +27,18 @@ from picbench.store.records import (
     GroupResult,
     SampleRow,
     answer_nats,
+    compare_steps,
     failure_of,
     to_rows,
 )
+from picbench.store.summary import BASELINE
 from picbench.store.writer import StoredBatch
 from picbench.workloads.facts import chunk_sets
 from picbench.workloads.prompts.chunk_order import ContextIndex
 from picbench.workloads.sample import Sample
+
+#: Log-probabilities of a token by which arms are compared with `full`: what vLLM gives at most.
+TOP = 20
 
 #: Groups are this many times as large as the concurrency, for the loop drains at a group's end.
 DEPTH = 4
@@ -162,6 +168,7 @@ class Rounds:
         why engines were gone before.
         """
         gone, arrivals = dict(lost), self._job.workload.arrivals
+        fidelity, served = self._job.scoring.fidelity, list[ArmBatch]()
         for number, arm, given in self._planned[done:]:
             sent = given
             if arm not in gone:
@@ -169,14 +176,19 @@ class Rounds:
                     self._prepare(arm, number)
                     sent = self._rewrite(arm, given)
                     result = self._send(arm, sent, arrivals)
-                    if self._job.workload.golds:
-                        result = replace(result, nlls=self._answer_nats(arm, sent))
+                    if golds := self._job.workload.golds:
+                        result, known = self._force(arm, sent, result, golds, logprobs=0)
+                        nats = {sample: answer_nats(reply) for sample, reply in known.items()}
+                        result = replace(result, nlls=tuple(nats.get(s.id) for s in sent))
                 except EngineError as error:
                     gone[arm] = str(error)
             if arm in gone:
                 failed = Failure(gone[arm])
                 result = GroupResult((failed,) * len(sent), busy=0.0, clean=False)
-            yield ArmBatch(number, arm, sent, result, arrivals, gone.get(arm))
+            served.append(ArmBatch(number, arm, sent, result, arrivals, gone.get(arm)))
+            if not fidelity or len(served) == len(self._job.arms):
+                yield from self._compare_replies(served, gone) if fidelity else served
+                served.clear()
 
     def rows(self, batch: ArmBatch) -> list[SampleRow]:
         """The rows of a batch that was just served; for each batch once."""
@@ -232,18 +244,64 @@ class Rounds:
             return [sample.without_chunks() for sample in samples]
         return samples if index is None else [reorder(sample, index) for sample in samples]
 
-    def _answer_nats(self, arm: str, samples: Sequence[Sample]) -> tuple[float | None, ...]:
-        """How likely the right answers are, after what an arm was sent; unmeasured otherwise.
+    def _compare_replies(
+        self, served: Sequence[ArmBatch], gone: dict[str, str]
+    ) -> Iterator[ArmBatch]:
+        """A round's batches with the fidelity of each arm to the replies of `full`."""
+        [full] = (batch for batch in served if batch.arm == BASELINE)
+        replies = {
+            sample.id: outcome.tokens
+            for sample, outcome in zip(full.samples, full.result.outcomes, strict=True)
+            if isinstance(outcome, Result) and failure_of(outcome) is None
+        }
+        results, known = dict[str, GroupResult](), dict[str, dict[str, Result]]()
+        for batch in served:
+            arm, results[batch.arm], known[batch.arm] = batch.arm, batch.result, {}
+            if arm in gone:
+                continue
+            try:
+                results[arm], known[arm] = self._force(
+                    arm, batch.samples, batch.result, replies, logprobs=TOP
+                )
+            except EngineError as error:  # After it has served its batch.
+                gone[arm] = str(error)
+        for batch in served:
+            own, best = known[batch.arm], known[BASELINE]
+            fidelity = [
+                compare_steps(best[s.id], own[s.id]) if s.id in own and s.id in best else None
+                for s in batch.samples
+            ]
+            yield replace(batch, result=replace(results[batch.arm], fidelity=tuple(fidelity)))
 
-        The requests come again, with these replies, so that times and counts are as ever. All that
-        they need was in the cache just before.
+    def _force(
+        self,
+        arm: str,
+        samples: Sequence[Sample],
+        result: GroupResult,
+        replies: Mapping[str, Sequence[int]],
+        *,
+        logprobs: int,
+    ) -> tuple[GroupResult, dict[str, Result]]:
+        """What an arm says of given replies after it was sent `samples`, by sample.
+
+        The requests come again, with these replies, so that times and counts of the `result` are
+        as ever. All that they need was in the cache just before; what they evict is noted.
         """
-        golds = self._job.workload.golds
-        requests = [
-            replace(to_request(sample), reply=golds[sample.id], logprobs=0) for sample in samples
-        ]
-        found = self._servers[arm].run(requests, self._job.running)
-        return tuple(map(answer_nats, found.outcomes))
+        asked = [sample for sample in samples if sample.id in replies]
+        if not asked:
+            return result, {}
+        found = self._servers[arm].run(
+            [replace(to_request(s), reply=replies[s.id], logprobs=logprobs) for s in asked],
+            self._job.running,
+        )
+        known = {
+            sample.id: reply
+            for sample, reply in zip(asked, found.outcomes, strict=True)
+            if isinstance(reply, Result) and failure_of(reply) is None
+        }
+        evicted = Counter(result.evicted)
+        evicted.update(found.evicted)
+        return replace(result, evicted=dict(evicted)), known
 
     def _send(
         self, arm: str, samples: Sequence[Sample], arrivals: Sequence[float] | None = None

@@ -85,6 +85,8 @@ def execute(
             engines = {name: arm["engine"] for name, arm in run.manifest["arms"].items()}
             attempts = TypeAdapter(list[Attempt]).validate_python(run.manifest["attempts"])
             batches = writer.read_batches(run.path)
+            if job.scoring.fidelity:  # Arms are compared when a round has ended.
+                batches = batches[: len(batches) - len(batches) % len(job.arms)]
             writer.cut(run.path, batches)
         done = sum(batch.line.rows for batch in batches)
         if resumed:

@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from math import exp, fsum
+from math import exp, fsum, log
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -90,6 +90,18 @@ def _sum(column: Sequence[Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class Fidelity:
+    """How near an arm is to ``full`` along its reply, in the mean over tokens.
+
+    `kl` is the Kullback-Leibler divergence of its distribution of the next token from that of
+    `full`, in nats, and `same_top` the share of tokens at which both find the same one likeliest.
+    """
+
+    kl: float
+    same_top: float
+
+
+@dataclass(frozen=True, slots=True)
 class GroupResult:
     """The results of a group of requests, in their order.
 
@@ -99,7 +111,7 @@ class GroupResult:
     `prefix` KV that lost it. If it is not `clean`, a request failed and each was run again on its
     own, so that timings mean nothing. `counted` is what a remote server counted meanwhile. `nlls`
     are what requests cost whose reply was the right answer, in nats a token (see `answer_nats`);
-    empty where that was not asked.
+    empty where that was not asked, as is `fidelity`.
     """
 
     outcomes: tuple[Result | ServedReply | Failure, ...]
@@ -112,6 +124,7 @@ class GroupResult:
     evicted: Mapping[str, int] = field(default_factory=dict)
     counted: ServerCounts | None = None
     nlls: tuple[float | None, ...] = ()
+    fidelity: tuple[Fidelity | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +218,8 @@ class SampleRow:
     was found is in `tokens`. `repeat` counts how often the whole schedule was run before; rounds
     are numbered through. `arrival_ms` counts from the start of the arm's batch; it is None in a
     closed loop. A request was submitted `late_ms` after it arrived, which is part of its latencies.
-    `nll` is the negative log-probability of the right answer in nats a token, if it was measured.
+    `nll` is the negative log-probability of the right answer in nats a token, if it was measured,
+    `kl` and `same_top` the row's `Fidelity`.
     """
 
     arm: str
@@ -233,20 +247,28 @@ class SampleRow:
     expected_reuse: int | None = None
     repeat: int = 0
     nll: Nats | None = None
+    kl: Nats | None = None
+    same_top: Score | None = None
 
     @property
     def perplexity(self) -> float | None:
         """Of the right answer."""
         return None if self.nll is None else exp(self.nll)
 
+    @property
+    def exp_kl(self) -> float | None:
+        """The divergence as a factor, which has a logarithm where it is 0."""
+        return None if self.kl is None else exp(self.kl)
+
 
 def to_rows(batch: ArmBatch, grader: Grader, sets: Mapping[str, ChunkSet]) -> list[SampleRow]:
     """The rows of a batch, in the order of its samples; `sets` has every sample's chunks."""
     nothing = [None] * len(batch.samples)
     arrivals: Sequence[float | None] = batch.arrivals or nothing
-    columns = batch.samples, batch.result.outcomes, arrivals, batch.result.nlls or nothing
+    judged = batch.result.nlls or nothing, batch.result.fidelity or nothing
+    columns = batch.samples, batch.result.outcomes, arrivals, *judged
     rows = []
-    for sample, reply, arrival, nll in zip(*columns, strict=True):
+    for sample, reply, arrival, nll, fidelity in zip(*columns, strict=True):
         row = SampleRow(
             arm=batch.arm,
             sample=sample.id,
@@ -263,20 +285,46 @@ def to_rows(batch: ArmBatch, grader: Grader, sets: Mapping[str, ChunkSet]) -> li
             continue
         score, outcome = grader(reply.text, sample.answers)
         row = replace(row, timed=batch.result.clean, outcome=outcome, score=score, nll=nll)
+        if fidelity is not None:
+            row = replace(row, kl=fidelity.kl, same_top=fidelity.same_top)
         rows.append(replace(row, **_measured(reply, sample, queued=arrival is not None)))
     return rows
 
 
-def answer_nats(reply: Result | ServedReply | Failure) -> float | None:
-    """What the model thought of a reply that was forced, in nats a token; None if it failed.
+def answer_nats(reply: Result) -> float:
+    """What the model thought of a reply that was forced, in nats a token.
 
     Its log-probabilities say how likely each token was after those before it.
     """
-    if isinstance(reply, Failure) or not isinstance(reply, Result) or failure_of(reply):
-        return None
-    assert reply.logprobs is not None  # They were asked for.
-    told = [step[token] for token, step in zip(reply.tokens, reply.logprobs, strict=True)]
-    return max(0.0, -fsum(told) / len(told))
+    steps = zip(reply.tokens, reply.logprobs or (), strict=True)
+    return max(0.0, -fsum(step[token] for token, step in steps) / len(reply.tokens))
+
+
+def compare_steps(full: Result, other: Result) -> Fidelity:
+    """How near another arm is to `full` along the same reply, by the likeliest tokens of both.
+
+    The divergence is over those of `full` and all others as one, and the other arm may find one
+    that it does not list as likely as the last of its own: it is at most that over all tokens.
+    """
+    steps = list(zip(full.logprobs or (), other.logprobs or (), strict=True))
+    kls = []
+    for known, found in steps:
+        # The token of the reply is listed even if it is unlikely, and is no bound to others.
+        last = sorted(found.values(), reverse=True)[: len(known)][-1]
+        rest = max(1.0 - fsum(map(exp, known.values())), 0.0)
+        others = max(1.0 - fsum(exp(found[t]) for t in known if t in found), _LEAST)
+        of_rest = rest * log(rest / others) if rest else 0.0
+        told = (exp(own) * (own - found.get(token, last)) for token, own in known.items())
+        kls.append(max(0.0, fsum(told) + of_rest))
+    same = sum(
+        max(known, key=known.__getitem__) == max(found, key=found.__getitem__)
+        for known, found in steps
+    )
+    return Fidelity(fsum(kls) / len(kls), same / len(steps))
+
+
+#: The least probability that is told apart from 0.
+_LEAST = 1e-9
 
 
 def failure_of(reply: Result | ServedReply | Failure) -> str | None:

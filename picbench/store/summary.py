@@ -14,7 +14,7 @@ from picbench.engines import ledger
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.request import Hits, TokenCounts
 from picbench.statistics.intervals import mean_ratio
-from picbench.store.records import Outcome, SampleRow, ServerCounts, Tally, sum_fields
+from picbench.store.records import Fidelity, Outcome, SampleRow, ServerCounts, Tally, sum_fields
 
 #: The arm that ratios are taken to.
 BASELINE = "full"
@@ -166,7 +166,7 @@ class ArmSummary:
     is None if no state of it was declared, `memory` in runs from before it was measured, `stalls`
     if there are too few steps to tell. `counted` is what a remote server counted by itself, None of
     other arms; it served `without_reuse` if it was to reuse chunks and found none. `likelihood` is
-    that of right answers, None if it was not measured. Numbers whose
+    that of right answers and `fidelity` the mean over requests, None if not measured. Numbers whose
     `provenance` is "simulated", and those without reuse, say so wherever they are shown.
     """
 
@@ -199,6 +199,7 @@ class ArmSummary:
     provenance: Literal["measured", "simulated"] = "measured"
     without_reuse: bool = False
     likelihood: Likelihood | None = None
+    fidelity: Fidelity | None = None
 
     @property
     def reused_share(self) -> float | None:
@@ -274,6 +275,7 @@ def summarise(
             goodput_req_s=_rate(good, sum(makespans) or tally.busy) if objectives else None,
             provenance="simulated" if simulated else "measured",
             likelihood=summarise_likelihood(answered, tallies),
+            fidelity=_mean_fidelity(answered),
         )
     return found
 
@@ -330,6 +332,12 @@ def summarise_likelihood(
     interval = mean_ratio(first, second, names if len({*names}) > 1 else samples)
     low, high = (None, None) if interval is None else (interval.low, interval.high)
     return replace(found, kept=sum(first) / sum(second), low=low, high=high)
+
+
+def _mean_fidelity(rows: Iterable[SampleRow]) -> Fidelity | None:
+    known = [(row.kl, row.same_top) for row in rows]
+    kl, same_top = (mean(column) for column in zip(*known, strict=True)) if known else (None, None)
+    return None if kl is None or same_top is None else Fidelity(kl, same_top)
 
 
 def _nats(rows: Iterable[SampleRow]) -> dict[tuple[str, int], float]:

@@ -28,8 +28,8 @@ _SUFFIXES = {"%": " %", "x": ""}
 ANSWERED, SCORE = "answered", "score"
 
 #: What tells of answers, and so means nothing with random weights.
-PERPLEXITY = "perplexity"
-JUDGED = (SCORE, "nll", PERPLEXITY, "kept")
+OF_ANSWERS = ("perplexity", "exp_kl")
+JUDGED = (SCORE, *OF_ANSWERS, "nll", "kept", "kl", "same_top")
 
 
 class Pairing(StrEnum):
@@ -347,13 +347,13 @@ _LISTED = (
         optional=True,
     ),
     Metric(
-        PERPLEXITY,
+        "perplexity",
         "answer\nperplexity",
         "e to the power of `nll`, so that its ratio is e to the power of the difference; the "
         "geometric mean over requests",
         digits=2,
         better="lower",
-        of_row=attrgetter(PERPLEXITY),
+        of_row=attrgetter("perplexity"),
         pairing=Pairing.RATIO,
         usual=(1.02, 1.02),
         optional=True,
@@ -367,6 +367,41 @@ _LISTED = (
         better="higher",
         of_arm=_field("likelihood.kept"),
         of_ends=_kept_ends,
+        shown=(*_ALL, "status"),
+        optional=True,
+    ),
+    Metric(
+        "kl",
+        "KL from\nfull",
+        "with `--scoring fidelity`, the Kullback-Leibler divergence of an arm's next token from "
+        "`full`'s, along `full`'s reply, in nats a token; the mean over requests",
+        digits=4,
+        better="lower",
+        of_arm=_field("fidelity.kl"),
+        of_row=attrgetter("kl"),
+        shown=(*_ALL, "status"),
+        optional=True,
+    ),
+    Metric(
+        "exp_kl",
+        "e^KL",
+        "e to the power of `kl`, compared as perplexity is",
+        digits=4,
+        better="lower",
+        of_row=attrgetter("exp_kl"),
+        pairing=Pairing.RATIO,
+        usual=(1.02, 1.02),
+        optional=True,
+    ),
+    Metric(
+        "same_top",
+        "same top\ntoken",
+        "top-1 agreement: the share of tokens of `full`'s reply at which the arm's likeliest token "
+        "is `full`'s; the mean over requests",
+        digits=3,
+        better="higher",
+        of_arm=_field("fidelity.same_top"),
+        of_row=attrgetter("same_top"),
         shown=(*_ALL, "status"),
         optional=True,
     ),

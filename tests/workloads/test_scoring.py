@@ -19,6 +19,9 @@ def sample(tokenizer: Tokenizer, prompt: str, answer: str = "New York", room: in
 def test_words_come_alone_or_together() -> None:
     assert [parse_scoring(rule) for rule in RULES] == [Scoring(rule) for rule in RULES]
     assert parse_scoring("likelihood") == Scoring("longbench", likelihood=True)
+    assert parse_scoring("fidelity") == Scoring(fidelity=True)
+    every = Scoring("longbench-zh", likelihood=True, fidelity=True)
+    assert parse_scoring("longbench-zh,likelihood,fidelity") == every
     for both in ("cacheblend,likelihood", "likelihood, cacheblend"):
         assert parse_scoring(both) == Scoring("cacheblend", likelihood=True)
 
