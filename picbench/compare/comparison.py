@@ -21,6 +21,7 @@ from picbench.statistics.intervals import FEW, Interval, Quantile
 from picbench.statistics.significance import Loss, holm, unseen_share
 from picbench.store.reader import Run
 from picbench.store.summary import BASELINE, MARKS
+from picbench.tables.metrics import METRICS
 from picbench.tables.table import NOTHING, WIDTH, Column, Shown, Table, Value
 
 #: Settings that do not change what is asked of an engine. The requests that were made from named
@@ -266,7 +267,8 @@ def metric_table(comparison: RunComparison, arm: ArmComparison) -> Table:
     rows: list[Sequence[Value]] = []
     for metric in arm.metrics:
         change, ratio = metric.change, metric.change.ratio
-        pattern, ends = ("{:,.1f}", "{:.3f}") if ratio else ("{:.3f}", "{:+.4f}")
+        digits = METRICS[metric.name].digits if ratio else 3
+        pattern, ends = f"{{:,.{digits}f}}", "{:.3f}" if ratio else "{:+.4f}"
         rows.append(
             [
                 metric.name if ratio else metric.name.replace("score", comparison.metric, 1),
