@@ -7,11 +7,18 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
+import pytest
+
+from picbench.store.provenance import changed_lines
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "gpu"
 
 #: A row of the table: words, figures, a page of the folder, and how often it was measured.
 ROW = re.compile(r"^\| (.+?) \| (\S.*?) \| `(\S+)\.md`, (.+) \|$", re.M)
+
+#: Figures of code that differs from today's by more lines of the GPU path are measured again.
+MOST_CHANGED = 50
 
 Document = Mapping[str, Any]
 
@@ -52,7 +59,7 @@ def engine_comparison() -> list[Headline]:
 
 
 def cold() -> list[Headline]:
-    page = "load-report"
+    page = "load-report-cold"
     arms = read(page)["cells"]["cold"]
     ours, stock = (arms[arm]["ttft_ms"] for arm in ("mepic", "prefix"))
     ratio = geometric_mean([one / other for one, other in zip(ours, stock, strict=True)])
@@ -116,3 +123,11 @@ def groups(match: re.Match[str]) -> tuple[str, str, str, str]:
 
 def test_rows_say_what_was_measured() -> None:
     assert [said for _, said in rows()] == HEADLINES
+
+
+@pytest.mark.parametrize("page", sorted({each.page for each in HEADLINES}))
+def test_figures_are_of_code_like_todays(page: str) -> None:
+    of_run = (FOLDER / page).is_dir()
+    changed = changed_lines(FOLDER, read(page, "manifest" if of_run else "summary")["provenance"])
+    assert changed is not None, "no record of the code that was measured"
+    assert changed <= MOST_CHANGED, f"{changed} lines of the GPU path changed since: measure again"
