@@ -19,6 +19,7 @@ from picbench.engines.config import DEFAULT_TIERS, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.engines.self_check import TOLERANCE
+from picbench.engines.vllm.device import find
 from picbench.errors import ConfigError, EngineError, closest
 from picbench.run.measurements import Architectures, OracleCheck, Outcome
 from picbench.run.runner import random_tokens
@@ -230,13 +231,15 @@ def check_architectures(settings: Architectures) -> Outcome:
     """Compare a tiny model of each architecture with the oracle, and write what was found.
 
     The exit code is 1 unless each is what the table says of this device, or better: nothing may be
-    wrong, or fail without a reason. Raises ConfigError for an unknown name.
+    wrong, or fail without a reason. Raises ConfigError for an unknown name, and for a device that
+    vLLM does not serve here.
     """
     known, only = {row.name: row for row in architectures()}, settings.only
     for name in only:
         if name not in known:
             raise ConfigError(f"`only` {name}: no such architecture", hint=closest(name, known))
     chosen = [row for name, row in known.items() if not only or name in only]
+    find(settings.device)
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(settings.jobs) as pool:
         # One after another: torch's generator belongs to all threads.
         models = [write(row, Path(scratch) / row.name) for row in chosen]

@@ -13,6 +13,7 @@ import click
 import numpy as np
 import torch
 
+from picbench.engines.vllm.device import CUDA, find
 from picbench.experiments import kernels, scenes
 from picbench.experiments.kernels import SHAPE, Attend, Row
 from picbench.experiments.scenes import ChunkReads, Scene, check
@@ -191,8 +192,10 @@ def checks(device: str, seed: int) -> Iterator[tuple[str, float]]:
 def measure(settings: DecodeShared) -> Outcome:
     """Check, then on a GPU time the chosen cases; writes shared-decode.json and .md.
 
-    Raises InvalidRun where an output is wrong.
+    Raises InvalidRun where an output is wrong, ConfigError for a GPU where vLLM serves none.
     """
+    if settings.device == CUDA.name:
+        find(CUDA.name)
     errors = dict(checks(settings.device, settings.seed))
     worst = "\n".join(f"{name}: {error:.1e}" for name, error in errors.items())
     if settings.device == "cpu":

@@ -1,11 +1,12 @@
 """What kernels are measured with: no wrong one is timed, and pages say what was found."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from picbench.errors import InvalidRun
+from picbench.errors import ConfigError, InvalidRun
 from picbench.experiments import cpu_kernels, kernels, shared_kernels
 from picbench.experiments.scenes import check, draw, plain, require_right, rope_table
 from picbench.kernels.cuda.decode.shared.sharing_costs import (
@@ -18,7 +19,7 @@ from picbench.kernels.cuda.decode.shared.sharing_costs import (
     shared_ms,
 )
 from picbench.kernels.shape import HeadShape
-from picbench.run.measurements import Kernels
+from picbench.run.measurements import DecodeShared, Kernels
 
 NAN = float("nan")
 
@@ -167,3 +168,9 @@ def test_sharing_does_not_pay_where_merging_costs_more_than_reading() -> None:
     assert pays(reads, LLAMA, SharingCosts(launch_ms=0.0))
     assert not pays(reads, LLAMA, SharingCosts(parts_gb_ms=0.05, launch_ms=0.0))
     assert not pays(reads, LLAMA, SharingCosts())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_shared_decode_is_refused_without_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="vLLM runs on cpu here, not on cuda"):
+        shared_kernels.measure(DecodeShared(output=tmp_path))

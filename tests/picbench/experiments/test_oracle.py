@@ -123,6 +123,7 @@ def test_a_check_stands_by_the_table(
 ) -> None:
     answer = {"name": name, "verdict": verdict, "line": line}
     monkeypatch.setattr(checking, "_check", lambda *_, **__: answer)
+    monkeypatch.setattr(checking, "find", lambda name: None)  # A GPU that is not here.
     settings = Architectures(only=(name,), eager=True, jobs=2, output=tmp_path)
     outcome = checking.check_architectures(settings)
     assert (outcome.code == 0) is good
@@ -178,3 +179,9 @@ def test_models_are_checked_in_processes_of_their_own(
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`only` qwen4: no such architecture"):
         checking.check_architectures(Architectures(only=("qwen4",), output=tmp_path))
+
+
+def test_a_device_that_vllm_does_not_serve_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown device 'tpu'"):
+        checking.check_architectures(Architectures(device="tpu", output=tmp_path))
+    assert not any(tmp_path.iterdir())

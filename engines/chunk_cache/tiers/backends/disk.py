@@ -47,12 +47,19 @@ class Disk(Tier):
         """Refuse what has no folder or no capacity."""
         spec.check_options()
         spec.require_capacity()
-        spec.require_location("a folder", cls.notation)
+        cls._folder(spec)
+
+    @classmethod
+    def _folder(cls, spec: TierSpec) -> Path:
+        try:
+            return Path(spec.require_location("a folder", cls.notation)).expanduser()
+        except RuntimeError as error:  # No user has the name after the tilde.
+            spec.reject(f"cannot use the folder: {error}", "write out the path")
 
     @classmethod
     def probe(cls, spec: TierSpec) -> None:
         """Refuse a folder that cannot be written to or made, and a capacity beyond the disk's."""
-        root = Path(spec.require_location("a folder", cls.notation)).expanduser()
+        root = cls._folder(spec)
         nearest = next(path for path in (root, *root.absolute().parents) if path.exists())
         # /proc takes no files, and its permissions do not say so.
         size = shutil.disk_usage(nearest).total
@@ -66,7 +73,7 @@ class Disk(Tier):
         """``disk:/path:20GiB``; a missing folder is created."""
         spec.check_options()
         capacity = spec.require_capacity()
-        root = Path(spec.require_location("a folder", cls.notation)).expanduser()
+        root = cls._folder(spec)
         try:
             root.mkdir(parents=True, exist_ok=True)
             return cls(root, capacity)

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -378,3 +379,14 @@ def test_a_folder_that_cannot_be_used_is_one_clear_line(
     spec = TierSpec("disk", place, capacity, text="disk:...")
     with pytest.raises(ConfigError, match=f"`tiers` disk:....*{problem}"):
         Disk.open(spec, pageable)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [Disk.check, Disk.probe, partial(Disk.open, allocate=pageable)],
+    ids=["check", "probe", "open"],
+)
+def test_a_home_without_a_user_is_refused(asked: Callable[[TierSpec], object]) -> None:
+    spec = TierSpec("disk", "~nosuchuser/kv", CAPACITY, text="disk:...")
+    with pytest.raises(ConfigError, match=r"cannot use the folder: .*home directory"):
+        asked(spec)
