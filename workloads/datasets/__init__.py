@@ -47,21 +47,13 @@ def _summary(point: EntryPoint) -> str:
 
 def _load(point: EntryPoint) -> Dataset:
     kind = load_class(point, Dataset)
-    lacks = [field for field in _REQUIRED if not hasattr(kind, field)]
-    if lacks:
-        raise ConfigError(
-            f"data set {point.name!r}: its class has no `{lacks[0]}`", hint=f"fix {point.value}"
-        )
-    if kind.metric not in get_args(Metric):
-        raise ConfigError(
-            f"data set {point.name!r}: no metric is called {kind.metric!r} "
-            f"(there are: {', '.join(get_args(Metric))})",
-            hint=f"fix {point.value}",
-        )
-    if kind.name != point.name:
-        raise ConfigError(
-            f"data set {point.name!r}: its class has the name {kind.name!r}, which its entry point "
-            "must have, too",
-            hint=f"fix {point.value}",
-        )
+    problem, known = "", get_args(Metric)
+    if lacks := [field for field in _REQUIRED if not hasattr(kind, field)]:
+        problem = f"its class has no `{lacks[0]}`"
+    elif kind.metric not in known:
+        problem = f"no metric is called {kind.metric!r} (there are: {', '.join(known)})"
+    elif kind.name != point.name:
+        problem = f"its class has the name {kind.name!r}, which its entry point must have, too"
+    if problem:
+        raise ConfigError(f"data set {point.name!r}: {problem}", hint=f"fix {point.value}")
     return kind()

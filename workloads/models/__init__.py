@@ -87,9 +87,7 @@ def resolve(spec: str, *, weights: bool = True) -> ModelSpec:
         return _local(spec, folder, served=weights)
     if _is_hub_id(spec):
         return ModelSpec(spec, spec)
-    raise ConfigError(
-        f"`model` {spec}: no such model", hint=f"{closest(spec, all_shapes(), _PREFIX)}; {_HINT}"
-    )
+    raise _error(spec, "no such model", f"{closest(spec, all_shapes(), _PREFIX)}; {_HINT}")
 
 
 def load_tokenizer(model: ModelSpec) -> Tokenizer:
@@ -103,9 +101,7 @@ def load_tokenizer(model: ModelSpec) -> Tokenizer:
         found = AutoTokenizer.from_pretrained(str(model.path), model_max_length=sys.maxsize)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(": ")
-        raise ConfigError(
-            f"`model` {model.name}: cannot load its tokenizer: {reason}", hint=_HINT
-        ) from error
+        raise _error(model.name, f"cannot load its tokenizer: {reason}") from error
     return cast(Tokenizer, found)
 
 
@@ -139,9 +135,7 @@ def _reach(repository: str) -> None:
 def _shape(spec: str) -> ModelSpec:
     name = spec.removeprefix(_PREFIX)
     if name not in all_shapes():
-        raise ConfigError(
-            f"`model` {spec}: no such shape", hint=closest(name, all_shapes(), _PREFIX)
-        )
+        raise _error(spec, "no such shape", closest(name, all_shapes(), _PREFIX))
     shape = all_shapes()[name]
     with engine_packages():
         return ModelSpec(spec, materialise(shape), shape.weights, shape.positions)
@@ -153,9 +147,7 @@ def _testbed(spec: str) -> ModelSpec:
     folder = model_path()
     if spec != _TESTBED:
         if spec not in _VARIANTS:
-            raise ConfigError(
-                f"`model` {spec}: no such variant of the testbed", hint=closest(spec, _VARIANTS)
-            )
+            raise _error(spec, "no such variant of the testbed", closest(spec, _VARIANTS))
         with engine_packages():
             from picbench.workloads.testbed.model_files import build_variant
 
@@ -170,10 +162,8 @@ def _local(spec: str, folder: Path, *, served: bool = True) -> ModelSpec:
     weights = config.get("picbench_weights", "real")
     patterns = ("*.safetensors", "*.bin", "*.pt")
     if served and weights == "real" and not any(next(folder.glob(p), None) for p in patterns):
-        raise ConfigError(
-            f"`model` {spec}: no weights in that folder",
-            hint="expected *.safetensors; shape:NAME runs without weights",
-        )
+        hint = "expected *.safetensors; shape:NAME runs without weights"
+        raise _error(spec, "no weights in that folder", hint)
     return ModelSpec(spec, folder.resolve(), weights, config.get("max_position_embeddings"))
 
 
@@ -181,12 +171,16 @@ def _config(spec: str, file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_bytes())
     except OSError as error:
-        raise ConfigError(f"`model` {spec}: no config.json in that folder", hint=_HINT) from error
+        raise _error(spec, "no config.json in that folder") from error
     except ValueError as error:
-        raise ConfigError(f"`model` {spec}: {file}: {error}", hint=_HINT) from error
+        raise _error(spec, f"{file}: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"`model` {spec}: {file} is not a JSON object", hint=_HINT)
+        raise _error(spec, f"{file} is not a JSON object")
     return found
+
+
+def _error(spec: str, problem: str, hint: str = _HINT) -> ConfigError:
+    return ConfigError(f"`model` {spec}: {problem}", hint=hint)
 
 
 def _is_hub_id(spec: str) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from picbench.files import write_json
 from picbench.workloads.sources.cache_files import write_model
 from picbench.workloads.yaml_data import read_data
 
@@ -115,8 +116,7 @@ def write_tokenizer(directory: Path) -> None:
         "pad_token": SPECIAL[PAD],
         "clean_up_tokenization_spaces": False,
     }
-    text = json.dumps(settings, indent=2) + "\n"
-    (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    write_json(directory / "tokenizer_config.json", settings)
 
 
 def materialise(shape: Shape, directory: Path | None = None) -> Path:
@@ -133,8 +133,7 @@ def _write(shape: Shape, directory: Path) -> None:
     if shape.weights == "random":
         _write_weights(shape, directory)
     for name, content in (("config", _config(shape)), ("generation_config", _ends())):
-        text = json.dumps(content, indent=2) + "\n"
-        (directory / f"{name}.json").write_text(text, encoding="utf-8")
+        write_json(directory / f"{name}.json", content)
 
 
 def _config(shape: Shape) -> dict[str, Any]:
@@ -185,11 +184,8 @@ def _write_weights(shape: Shape, directory: Path) -> None:
 
 def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield names and sizes of Llama's tensors in Hugging Face's naming; norms have one axis."""
-    hidden, queries, keys = (
-        shape.hidden,
-        shape.heads * shape.head_dim,
-        shape.kv_heads * shape.head_dim,
-    )
+    hidden = shape.hidden
+    queries, keys = (heads * shape.head_dim for heads in (shape.heads, shape.kv_heads))
     yield "model.embed_tokens.weight", (shape.vocabulary, hidden)
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."

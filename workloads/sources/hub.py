@@ -4,6 +4,7 @@ import hashlib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from picbench.errors import ConfigError, DataError, PicBenchError
 from picbench.files import write_whole
@@ -69,20 +70,16 @@ def download(archive: Archive, *, offline: bool) -> Path:
     """
     from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
 
-    local = offline or is_offline_mode()
+    local, place = offline or is_offline_mode(), (archive.repository, archive.file)
+    kind: dict[str, Any] = {"repo_type": _KIND, "revision": archive.revision}
     try:
-        cached = try_to_load_from_cache(
-            archive.repository, archive.file, repo_type=_KIND, revision=archive.revision
-        )
+        cached = try_to_load_from_cache(*place, **kind)
         if isinstance(cached, str) and (local or archive.sha256):
             return Path(cached)
         if local:
             raise _absent(archive, "`offline` or HF_HUB_OFFLINE forbids to fetch it")
         _reach(archive)
-        found = hf_hub_download(
-            archive.repository, archive.file, repo_type=_KIND, revision=archive.revision
-        )
-        return Path(found)
+        return Path(hf_hub_download(*place, **kind))
     except PicBenchError:
         raise
     # Also errors of the HTTP library under huggingface_hub, which differs between releases.

@@ -13,6 +13,7 @@ from picbench.workloads.sources.records import Record
 _PREFIX = "hf:"
 _KIND = "dataset"
 _FORM = re.compile(r"hf:([^/@:]+/[^/@:]+)(?:@([^:]+))?(?::(?:([^/:]+)/)?([^/:]+))?")
+_SHAPE = "hf:OWNER/NAME[@REVISION][:[CONFIG/]SPLIT]"
 _OFFLINE = "`offline` or HF_HUB_OFFLINE forbids to fetch it"
 _FETCH = "run once with a network and without `limit`, which fetches all of it"
 
@@ -59,9 +60,7 @@ def parse_split(data: str) -> HubSplit:
     """Read ``hf:OWNER/NAME[@REVISION][:[CONFIG/]SPLIT]``; ConfigError for another form."""
     found = _FORM.fullmatch(data)
     if found is None:
-        raise ConfigError(
-            f"`data` {data}: no such form", hint="hf:OWNER/NAME[@REVISION][:[CONFIG/]SPLIT]"
-        )
+        raise ConfigError(f"`data` {data}: no such form", hint=_SHAPE)
     repository, revision, config, split = found.groups()
     return HubSplit(repository, revision or "main", config, split)
 
@@ -136,16 +135,12 @@ def _choose(
     if name is None and (len(there) == 1 or default in there):
         return default if default in there else there[0]
     if name is None:
-        raise ConfigError(
-            f"`data=hf:{wanted.repository}`: which {kind}? there are: {known}",
-            hint="hf:OWNER/NAME[@REVISION][:[CONFIG/]SPLIT]",
-        )
-    if name not in there:
-        raise ConfigError(
-            f"`data=hf:{wanted.repository}`: no {kind} {name!r}; there are: {known}",
-            hint=closest(name, there),
-        )
-    return name
+        problem, hint = f"which {kind}?", _SHAPE
+    elif name in there:
+        return name
+    else:
+        problem, hint = f"no {kind} {name!r};", closest(name, there)
+    raise ConfigError(f"`data=hf:{wanted.repository}`: {problem} there are: {known}", hint=hint)
 
 
 def _refused(wanted: HubSplit, error: Exception, local: bool) -> ConfigError:
@@ -156,23 +151,21 @@ def _refused(wanted: HubSplit, error: Exception, local: bool) -> ConfigError:
         RevisionNotFoundError,
     )
 
-    what = f"`data=hf:{wanted.repository}`"
+    hint = _FETCH
     if isinstance(error, RevisionNotFoundError):
         known = _known(lambda: _revisions(wanted.repository))
-        return ConfigError(f"{what}: no revision {wanted.revision!r}{known}", hint="@REVISION")
-    if isinstance(error, RepositoryNotFoundError):
-        return ConfigError(
-            f"{what}: no such data set on the hub, or it needs a login", hint="`data=hf:OWNER/NAME`"
-        )
-    if isinstance(error, LocalEntryNotFoundError):
+        problem, hint = f"no revision {wanted.revision!r}{known}", "@REVISION"
+    elif isinstance(error, RepositoryNotFoundError):
+        problem = "no such data set on the hub, or it needs a login"
+        hint = "`data=hf:OWNER/NAME`"
+    elif isinstance(error, LocalEntryNotFoundError):
         why = _OFFLINE if local else "the hub cannot be reached"
         known = _known(lambda: _cached(wanted.repository))
-        return ConfigError(
-            f"{what}: revision {wanted.revision!r} is not in the hub's cache on this machine"
-            f"{known}, and {why}",
-            hint=_FETCH,
-        )
-    return ConfigError(f"{what}: {_line(error)}", hint=_FETCH)
+        lacks = f"is not in the hub's cache on this machine{known}, and {why}"
+        problem = f"revision {wanted.revision!r} {lacks}"
+    else:
+        problem = _line(error)
+    return ConfigError(f"`data=hf:{wanted.repository}`: {problem}", hint=hint)
 
 
 def _known(look: Callable[[], list[str]]) -> str:

@@ -148,8 +148,7 @@ class _Reader:
         self._dataset = dataset
         self._chunks: dict[str, SampleSegment] = {}
         self._preload: list[SampleSegment] = []
-        self._samples: list[Sample] = []
-        self._names: set[str] = set()
+        self._samples: dict[str, Sample] = {}
         self._users: list[int] = []
         self._arrivals: list[float | None] = []
 
@@ -164,9 +163,8 @@ class _Reader:
                 f"{self._path}: some requests have an arrival time and some have none",
                 hint="give all of them one, or none",
             )
-        return Stream(
-            tuple(self._samples), tuple(self._users), tuple(times) or None, tuple(self._preload)
-        )
+        samples = tuple(self._samples.values())
+        return Stream(samples, tuple(self._users), tuple(times) or None, tuple(self._preload))
 
     def _take(self, line: bytes, where: str) -> None:
         from picbench.workloads.sources.row_schema import first_problem
@@ -182,23 +180,14 @@ class _Reader:
             self._chunks[found.chunk] = chunk
             self._preload += [chunk] * found.preload
             return
-        if found.request in self._names:
+        if found.request in self._samples:
             raise DataError(
                 f"{where}: a request before it is called {found.request!r}, too",
                 hint="give each a name of its own: results are told apart by it",
             )
-        self._names.add(found.request)
         segments = tuple(self._segment(segment, where) for segment in found.parts)
-        self._samples.append(
-            Sample(
-                found.request,
-                self._dataset,
-                segments,
-                tuple(found.answers),
-                found.max_tokens,
-                where,
-            )
-        )
+        sent = (segments, tuple(found.answers), found.max_tokens)
+        self._samples[found.request] = Sample(found.request, self._dataset, *sent, where)
         self._users.append(found.user)
         self._arrivals.append(found.arrival)
 

@@ -134,13 +134,10 @@ class _TraceParts:
         segments: list[SampleSegment] = []
         for kind, named in line.content.hash_ids.items():
             for part in named:
-                tokens = self._tokens(part, line)
-                if kind in RETRIEVED:
-                    segments.append(SampleSegment("chunk", "", tokens))
-                elif segments and segments[-1].kind == "text":
-                    segments[-1] = SampleSegment("text", "", segments[-1].tokens + tokens)
-                else:
-                    segments.append(SampleSegment("text", "", tokens))
+                tokens, chunk = self._tokens(part, line), kind in RETRIEVED
+                if segments and segments[-1].kind == "text" and not chunk:
+                    tokens = segments.pop().tokens + tokens
+                segments.append(SampleSegment("chunk" if chunk else "text", "", tokens))
         length = line.content.output_length
         return Sample(
             id=f"r{number}",
