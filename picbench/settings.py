@@ -1,4 +1,4 @@
-"""Settings, each declared once: those of `run`, `compare`, `traffic` and `warm`.
+"""Settings, each declared once: those of `run`, `compare`, `traffic`, `profile` and `warm`.
 
 A field of a settings model has its default, its bounds and its description here; the command line
 makes its flags of them (`picbench.cli.options.options_of`), sweeps take their keys from them, and
@@ -382,6 +382,42 @@ class TrafficConfig(SettingsModel):
     speed: float = setting(1.0, "Replay the arrivals of a trace F times as fast.", metavar="F")
     longest: int | None = setting(
         None, "Leave out requests of a trace with more tokens of prompt and reply.", metavar="N"
+    )
+
+
+class ProfileConfig(SettingsModel):
+    """How reuse in a trace is counted; each field is an option of `picbench profile`."""
+
+    algo: str = setting(
+        "full,prefix,reorder,epic:k=16,epic:k=16:copy=shared,mepic,naive,"
+        "mepic:anchor=head:context=document",
+        "Arms to count: any of picbench list algorithms, with its options.",
+        metavar="SPEC,...",
+    )
+    pool: int | None = setting(
+        None,
+        "Count with a KV pool of this many blocks of 16 tokens, too.",
+        metavar="BLOCKS",
+        shown="nothing is evicted",
+        ge=1,
+    )
+    running: int = setting(16, "Requests at a time, for throughput and memory.", metavar="N", ge=1)
+    requests: int | None = setting(None, "Only the first N.", metavar="N", shown="all", ge=1)
+    model: str = setting("testbed", "The model whose tokenizer encodes texts.", metavar="NAME")
+    grid: str | None = setting(
+        None,
+        "Predict from this measured grid: one of the package's, or a grid.json; none: only count.",
+        metavar="NAME|FILE",
+        shown="h200-llama-3.1-8b",
+    )
+    calibration: str | None = setting(
+        None,
+        "Predict times of another machine, on which some cells of the grid were measured again: a "
+        "grid.json of picbench measure break-even --seconds 300.",
+        metavar="FILE",
+    )
+    figure: File | None = setting(
+        None, "Draw the computed tokens, as FILE.png and FILE.svg.", metavar="FILE"
     )
 
 

@@ -187,58 +187,9 @@ def selftest(services: "Services | None", /, *, as_json: bool, **flags: Any) -> 
 
 @click.command(cls=GuardedCommand)
 @click.argument("trace", metavar="TRACE", type=click.Path())
-@click.option(
-    "--algo",
-    default="full,prefix,reorder,epic:k=16,epic:k=16:copy=shared,mepic,naive,"
-    "mepic:anchor=head:context=document",
-    show_default=True,
-    metavar="SPEC,...",
-    help="Arms to count: any of picbench list algorithms, with its options.",
-)
-@click.option(
-    "--pool",
-    type=click.IntRange(1),
-    metavar="BLOCKS",
-    show_default="nothing is evicted",
-    help="Count with a KV pool of this many blocks of 16 tokens, too.",
-)
-@click.option(
-    "--running",
-    type=click.IntRange(1),
-    default=16,
-    show_default=True,
-    metavar="N",
-    help="Requests at a time, for throughput and memory.",
-)
-@click.option(
-    "--requests", type=click.IntRange(1), metavar="N", show_default="all", help="Only the first N."
-)
-@click.option(
-    "--model",
-    default="testbed",
-    show_default=True,
-    metavar="NAME",
-    help="The model whose tokenizer encodes texts.",
-)
-@click.option(
-    "--grid",
-    metavar="NAME|FILE",
-    type=click.Path(),
-    show_default="h200-llama-3.1-8b",
-    help="Predict from this measured grid: one of the package's, or a grid.json; none: only count.",
-)
-@click.option(
-    "--calibration",
-    type=click.Path(exists=True, dir_okay=False),
-    metavar="FILE",
-    help="Predict times of another machine, on which some cells of the grid were measured again: a "
-    "grid.json of picbench measure break-even --seconds 300.",
-)
-@click.option(
-    "--figure",
-    type=FILE,
-    metavar="FILE",
-    help="Draw the computed tokens, as FILE.png and FILE.svg.",
+@options_of(
+    "picbench.settings:ProfileConfig",
+    calibration={"type": click.Path(exists=True, dir_okay=False)},
 )
 @style_of("text", "json", "markdown", help="Output format.")
 def profile(

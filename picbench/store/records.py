@@ -76,7 +76,7 @@ class ServerCounts:
         return ServerCounts(**sums)
 
 
-def sum_fields(counts: Sequence[ServerCounts | TokenCounts]) -> dict[str, Any]:
+def sum_fields(counts: Sequence[ServerCounts | TokenCounts | Hits]) -> dict[str, Any]:
     """Sums of the fields of counts of one kind; None of a field that is not known of all."""
     columns = {f.name: [getattr(count, f.name) for count in counts] for f in fields(counts[0])}
     return {name: None if None in column else _sum(column) for name, column in columns.items()}

@@ -263,7 +263,7 @@ def summarise(
             blocks=ledger.summarise(tally.snapshots),
             tokens=tokens,
             output_tokens=sum(row.output_tokens for row in answered),
-            hits=_sum_hits([row.hits for row in answered]),
+            hits=Hits(**sum_fields([Hits(), *(row.hits for row in answered)])),
             moved=_sum_moved(result.moved for result in results),
             step_times=sum((result.step_times for result in results), StepTimes()),
             compiled=dict(Counter(chain.from_iterable(r.compiled for r in results))),
@@ -348,13 +348,6 @@ def count_outcomes(rows: Iterable[SampleRow]) -> dict[str, int]:
     """How many rows have each outcome, in a fixed order."""
     found = Counter(row.outcome for row in rows)
     return {outcome: found[outcome] for outcome in get_args(Outcome)}
-
-
-def _sum_hits(hits: Sequence[Hits]) -> Hits:
-    tiers = sum((Counter(h.tiers) for h in hits), Counter[str]())
-    kinds = ("chunk", "prefix", "copied")
-    counts: dict[str, Any] = {kind: sum(getattr(h, kind) for h in hits) for kind in kinds}
-    return Hits(**counts, tiers=dict(tiers))
 
 
 def _sum_moved(rounds: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, Moved]:

@@ -217,6 +217,17 @@ def _count(name: str, meaning: str, path: str = "", *, loose: bool = False, **mo
     return Metric(name, words, meaning, pairing=Pairing.COUNT, usual=usual, **facts)
 
 
+def _of_answers(
+    name: str, heading: str, meaning: str, digits: int, path: str = "", **more: Any
+) -> Metric:
+    """What an arm thinks of given replies, by its `path` in a summary; without one a factor."""
+    facts: dict[str, Any] = {"pairing": Pairing.RATIO, "usual": (1.02, 1.02)}
+    if path:
+        facts = {"of_arm": _field(path), "shown": (*_ALL, "status")}
+    facts |= {"better": "lower", "of_row": attrgetter(name)} | more
+    return Metric(name, heading, meaning, digits=digits, optional=True, **facts)
+
+
 def _outcome(name: str, meaning: str) -> Metric:
     more: dict[str, Any] = {"digits": 0, "shown": ("report",), "rare": True}
     return Metric(name, name, meaning, of_arm=lambda arm: arm.outcomes.get(name, 0), **more)
@@ -231,6 +242,14 @@ def _kept_ends(arm: ArmSummary) -> tuple[float, float] | None:
 
 def _peak_pct(arm: ArmSummary) -> float | None:
     return 100 * arm.blocks.peak_referenced / arm.blocks.pool if arm.blocks.pool else None
+
+
+def _percent(
+    name: str, heading: str, meaning: str, of_arm: Callable[[ArmSummary], float | None], **more: Any
+) -> Metric:
+    """A share in percent, less of which is better."""
+    facts: dict[str, Any] = {"better": "lower", "shown": _ALL} | more
+    return Metric(name, heading, meaning, unit="%", of_arm=of_arm, **facts)
 
 
 def _share(read: Callable[[TokenCounts], int | None]) -> Callable[[ArmSummary], float | None]:
@@ -334,76 +353,49 @@ _LISTED = (
         usual=(0.01, 0.01),
         shown=(*_ALL, "status"),
     ),
-    Metric(
+    _of_answers(
         "nll",
         "answer\nnats",
         "with `--scoring likelihood`, the negative log-probability of the right answer in nats a "
         "token; the mean over requests",
-        digits=3,
-        better="lower",
-        of_arm=_field("likelihood.nll"),
-        of_row=attrgetter("nll"),
-        shown=(*_ALL, "status"),
-        optional=True,
+        3,
+        "likelihood.nll",
     ),
-    Metric(
+    _of_answers(
         "perplexity",
         "answer\nperplexity",
         "e to the power of `nll`, so that its ratio is e to the power of the difference; the "
         "geometric mean over requests",
-        digits=2,
-        better="lower",
-        of_row=attrgetter("perplexity"),
-        pairing=Pairing.RATIO,
-        usual=(1.02, 1.02),
-        optional=True,
+        2,
     ),
-    Metric(
+    _of_answers(
         "kept",
         "context\nkept",
         "what is left of what context is worth: `nll` of the arm `nocontext` less the arm's, over "
         "that less `full`'s, in the mean over requests that all three answered; with 95 %",
-        digits=2,
+        2,
+        "likelihood.kept",
         better="higher",
-        of_arm=_field("likelihood.kept"),
+        of_row=None,
         of_ends=_kept_ends,
-        shown=(*_ALL, "status"),
-        optional=True,
     ),
-    Metric(
+    _of_answers(
         "kl",
         "KL from\nfull",
         "with `--scoring fidelity`, the Kullback-Leibler divergence of an arm's next token from "
         "`full`'s, along `full`'s reply, in nats a token; the mean over requests",
-        digits=4,
-        better="lower",
-        of_arm=_field("fidelity.kl"),
-        of_row=attrgetter("kl"),
-        shown=(*_ALL, "status"),
-        optional=True,
+        4,
+        "fidelity.kl",
     ),
-    Metric(
-        "exp_kl",
-        "e^KL",
-        "e to the power of `kl`, compared as perplexity is",
-        digits=4,
-        better="lower",
-        of_row=attrgetter("exp_kl"),
-        pairing=Pairing.RATIO,
-        usual=(1.02, 1.02),
-        optional=True,
-    ),
-    Metric(
+    _of_answers("exp_kl", "e^KL", "e to the power of `kl`, compared as perplexity is", 4),
+    _of_answers(
         "same_top",
         "same top\ntoken",
         "top-1 agreement: the share of tokens of `full`'s reply at which the arm's likeliest token "
         "is `full`'s; the mean over requests",
-        digits=3,
+        3,
+        "fidelity.same_top",
         better="higher",
-        of_arm=_field("fidelity.same_top"),
-        of_row=attrgetter("same_top"),
-        shown=(*_ALL, "status"),
-        optional=True,
     ),
     _count("prompt_tokens", "tokens of the prompt", "tokens.prompt"),
     _count("output_tokens", "tokens of the reply", "output_tokens", loose=True),
@@ -476,51 +468,40 @@ _LISTED = (
         shown=_ALL,
         rare=True,
     ),
-    Metric(
+    _percent(
         "peak_pct",
         "peak referenced",
         "peak blocks, as a share of the pool",
-        unit="%",
-        better="lower",
-        of_arm=_peak_pct,
+        _peak_pct,
         shown=("report",),
     ),
-    Metric(
+    _percent(
         "reused_pct",
         "tokens\nreused",
         "share of prompt tokens that were cached, by request or as a server counts",
-        unit="%",
+        _field("reused_share", 100),
         better="higher",
-        of_arm=_field("reused_share", 100),
-        shown=_ALL,
     ),
-    Metric(
+    _percent(
         "loaded_pct",
         "from\ntiers",
         "share of prompt tokens that tiers loaded; these are reused, too",
-        unit="%",
-        of_arm=_share(lambda tokens: sum(tokens.loaded.values())),
-        shown=_ALL,
+        _share(lambda tokens: sum(tokens.loaded.values())),
+        better=None,
         rare=True,
     ),
-    Metric(
+    _percent(
         "compiled_pct",
         "tokens\ncompiled",
         "compiled tokens over prompt tokens",
-        unit="%",
-        better="lower",
-        of_arm=_share(lambda tokens: tokens.compiled),
-        shown=_ALL,
+        _share(lambda tokens: tokens.compiled),
         rare=True,
     ),
-    Metric(
+    _percent(
         "computed_pct",
         "tokens\ncomputed",
         "computed tokens over prompt tokens",
-        unit="%",
-        better="lower",
-        of_arm=_share(lambda tokens: tokens.computed),
-        shown=_ALL,
+        _share(lambda tokens: tokens.computed),
     ),
     _count(
         "loaded_bytes",
