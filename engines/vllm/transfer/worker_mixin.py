@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 from vllm.distributed.kv_transfer import kv_transfer_state as state
 
 from picbench.engines.vllm.transfer.namespace import namespace, packing_noted
@@ -102,11 +104,13 @@ class ConnectorWorkerMixin:
         """Close the tiers, then the worker, and free weights, pool and graphs.
 
         Upstream drops what its own runner has of them. Ours also holds passes through the model,
-        and upstream's V2 runner leaves layers in the configuration, which outlives the worker.
+        and upstream's V2 runner leaves layers in the configuration, which outlives the worker, and
+        the hooks of compiled modules in torch, which hold their weights.
         """
+        worker: Any = self
+        _remove_hooks(getattr(worker.model_runner, "model", None))
         with self._connector_scope.active():
             _upstream(super()).shutdown()
-        worker: Any = self
         worker.vllm_config.compilation_config.static_forward_context.clear()
         worker.model_runner = None
         gc.collect()
@@ -124,6 +128,12 @@ class ConnectorWorkerMixin:
         # Weights may be loaded before there is a pool. To read them all takes seconds.
         if self._connector_scope.connector is not None and self.tier_client.has_tiers:
             self.tier_client.set_namespace(self.namespace())
+
+
+def _remove_hooks(model: nn.Module | None) -> None:
+    for module in () if model is None else model.modules():
+        if isinstance(module, TorchCompileWithNoGuardsWrapper):
+            module.cleanup()
 
 
 def _upstream(parent: Any) -> Any:

@@ -1,5 +1,7 @@
 """When a worker names the chunks that it stores anew: whenever its weights may be others."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
+from vllm.config import CompilationConfig, CompilationMode, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers import utils
 
 from picbench.engines.vllm.transfer.namespace import namespace, packing_noted
@@ -24,6 +28,9 @@ class Upstream:
 
     def finish_weight_update(self) -> None:
         self._load()
+
+    def shutdown(self) -> None:
+        pass
 
     def _load(self) -> None:
         if self.error is not None:
@@ -65,6 +72,33 @@ def test_weights_that_were_loaded_in_part_are_named_anew(way: str) -> None:
     with pytest.raises(OSError, match="gone"):
         LOADS[way](worker)
     assert worker.names == [b"new"]
+
+
+class Compiled(nn.Module, TorchCompileWithNoGuardsWrapper):
+    """A module that torch compiles as vLLM has it do on a GPU."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        TorchCompileWithNoGuardsWrapper.__init__(self)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values + 1
+
+
+def test_a_worker_that_is_shut_down_leaves_no_compiled_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)  # there is no accelerator
+    mode = CompilationConfig(mode=CompilationMode.DYNAMO_TRACE_ONCE, backend="eager")
+    worker: Any = MixedWorker()
+    worker.vllm_config = VllmConfig(compilation_config=mode)
+    with set_current_vllm_config(worker.vllm_config):
+        worker.model_runner = SimpleNamespace(model=nn.Sequential(Compiled()))
+    assert worker.model_runner.model(torch.zeros(2)).tolist() == [1, 1]
+    module = weakref.ref(worker.model_runner.model[0])
+    worker.shutdown()
+    gc.collect()
+    assert module() is None
 
 
 ROWS, WIDTH, OUT = 3000, 96, 64
