@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +133,35 @@ def test_ten_tenants_have_nothing_cached_and_then_their_own(server, prompt):
         assert counted == [sum(found), sum(found), 0]
         least = 0.75 * len(prompt["prompt"])
         assert all(count >= least for count in found) if times else not any(found)
+
+
+def by_source(server: HttpServer) -> dict[str, float]:
+    """The cached tokens that vLLM counts for each place that holds them."""
+    lines = server.client.get("/metrics").text.splitlines()
+    name = "vllm:prompt_tokens_cached_by_source_total{"
+    counted = (line.rsplit(maxsplit=1) for line in lines if line.startswith(name))
+    return {labels.split('source="')[1].split('"')[0]: float(count) for labels, count in counted}
+
+
+def test_what_another_server_put_into_redis_is_external(
+    tmp_path: Path, redis_process: Any, prompt: dict[str, Any]
+) -> None:
+    settings = PicSettings(tiers=redis_process.address, pad_token=2, bos_token=0)
+    limits = {"max-model-len": CONTEXT, "num-gpu-blocks-override": 120, "max-num-seqs": 8}
+    body = planned(prompt, "mepic", max_tokens=1)
+    answers, sources = [], []
+    for _ in range(2):
+        with http_server(model_path(), tmp_path, settings, **limits) as server:
+            answers.append(server.post(COMPLETIONS, **body)[1])
+            sources.append({name: count for name, count in by_source(server).items() if count})
+            deadline = time.monotonic() + 30
+            with redis_process.client() as client:
+                while not client.dbsize() and time.monotonic() < deadline:
+                    time.sleep(0.1)
+    first, second = (cached(answer) for answer in answers)
+    assert first == 0
+    assert sources == [{}, {"external_unspecified": second}]
+    assert second > 0
 
 
 #: Ids of the vocabulary that the passages do not have.
