@@ -105,8 +105,13 @@ def collect() -> dict[str, object]:
         "git": git_state(Path(__file__).parent),
         **({"code": gpu_code()} if cuda else {}),
         "environment": _variables(),
-        "command": sys.argv,
+        "command": [_program(Path(sys.argv[0])), *sys.argv[1:]],
     }
+
+
+def _program(file: Path) -> str:
+    """A program by its name: where it is installed tells readers nothing."""
+    return file.parent.name if file.name == "__main__.py" else file.name
 
 
 def facts(*names: str, device: str = "cpu", commit: str | None = None) -> dict[str, Any]:

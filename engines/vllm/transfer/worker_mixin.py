@@ -108,7 +108,8 @@ class ConnectorWorkerMixin:
         the hooks of compiled modules in torch, which hold their weights.
         """
         worker: Any = self
-        _remove_hooks(getattr(worker.model_runner, "model", None))
+        # A worker that failed to start has no runner, and a runner that failed to load no model.
+        _remove_hooks(getattr(getattr(worker, "model_runner", None), "model", None))
         with self._connector_scope.active():
             _upstream(super()).shutdown()
         worker.vllm_config.compilation_config.static_forward_context.clear()

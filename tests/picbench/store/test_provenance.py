@@ -32,6 +32,14 @@ def test_everything_is_json_and_no_secret_leaks(monkeypatch: pytest.MonkeyPatch)
     assert json.loads(text)["environment"]["OMP_NUM_THREADS"] == "2"
 
 
+@pytest.mark.parametrize("file", ["/home/me/env/bin/picbench", "/home/me/picbench/__main__.py"])
+def test_a_command_does_not_say_where_its_program_is(
+    monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    monkeypatch.setattr("sys.argv", [file, "run", "--algo", "mepic"])
+    assert provenance.collect()["command"] == ["picbench", "run", "--algo", "mepic"]
+
+
 def test_a_folder_outside_any_checkout_has_no_commit(tmp_path: Path) -> None:
     assert provenance.git_state(tmp_path) is None
     assert provenance.git_state(tmp_path / "gone") is None

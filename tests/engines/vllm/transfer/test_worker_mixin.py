@@ -101,6 +101,21 @@ def test_a_worker_that_is_shut_down_leaves_no_compiled_module(
     assert module() is None
 
 
+@pytest.mark.parametrize("runner", [{}, {"model_runner": SimpleNamespace()}])
+def test_a_worker_that_did_not_start_is_shut_down(
+    monkeypatch: pytest.MonkeyPatch, runner: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    worker: Any = MixedWorker()
+    layers = {"layer": nn.Linear(1, 1)}
+    worker.vllm_config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=layers)
+    )
+    vars(worker).update(runner)
+    worker.shutdown()
+    assert layers == {}
+
+
 ROWS, WIDTH, OUT = 3000, 96, 64
 
 
