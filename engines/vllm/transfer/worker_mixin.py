@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer import kv_transfer_state as state
 
 from picbench.engines.vllm.transfer.namespace import namespace, packing_noted
@@ -104,17 +106,20 @@ class ConnectorWorkerMixin:
         """Close the tiers, then the worker, and free weights, pool and graphs.
 
         Upstream drops what its own runner has of them. Ours also holds passes through the model,
-        and upstream's V2 runner leaves layers in the configuration, which outlives the worker, and
-        the hooks of compiled modules in torch, which hold their weights.
+        and upstream's V2 runner leaves layers in the configuration, which outlives the worker.
         """
         worker: Any = self
         # A worker that failed to start has no runner, and a runner that failed to load no model.
-        _remove_hooks(getattr(getattr(worker, "model_runner", None), "model", None))
+        model = getattr(getattr(worker, "model_runner", None), "model", None)
         with self._connector_scope.active():
             _upstream(super()).shutdown()
+        _free_graphs(worker.vllm_config)
+        if model is not None:
+            _free_weights(model)
         worker.vllm_config.compilation_config.static_forward_context.clear()
-        worker.model_runner = None
+        worker.model_runner = model = None
         gc.collect()
+        _free_workspaces()
         torch.accelerator.empty_cache()
 
     @contextmanager
@@ -131,10 +136,33 @@ class ConnectorWorkerMixin:
             self.tier_client.set_namespace(self.namespace())
 
 
-def _remove_hooks(model: nn.Module | None) -> None:
-    for module in () if model is None else model.modules():
+def _free_weights(model: nn.Module) -> None:
+    """Take a model's weights from its modules, some of which torch holds for good.
+
+    vLLM registers a hook in torch for each compiled module, and torch 2.11 holds modules that it
+    could not guard (`_CLOSURE_VARS` of torch/_dynamo/guards.py): on an H200 41 and 2 of the 48
+    modules and weights of a tiny model.
+    """
+    for module in model.modules():
         if isinstance(module, TorchCompileWithNoGuardsWrapper):
             module.cleanup()
+        # Buffers stay: engines of one process share modules that rotate (vLLM's `_ROPE_DICT`).
+        module._parameters.clear()
+
+
+def _free_graphs(config: VllmConfig) -> None:
+    # Upstream does so on ROCm, for all engines of the process.
+    for wrapper in tuple(CUDAGraphWrapper._all_instances):
+        if wrapper.vllm_config is config:
+            wrapper.clear_graphs()
+
+
+def _free_workspaces() -> None:
+    # cuBLAS keeps one for each stream that graphs were captured on, 32 MiB on Hopper, and graphs
+    # of another engine use theirs. The call is the one that torch documents (notes/cuda.rst).
+    graphs = any(issubclass(type(value), torch.cuda.CUDAGraph) for value in gc.get_objects())
+    if torch.cuda.is_available() and not graphs:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _upstream(parent: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 from vllm.config import CompilationConfig, CompilationMode, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers import utils
@@ -74,46 +75,74 @@ def test_weights_that_were_loaded_in_part_are_named_anew(way: str) -> None:
     assert worker.names == [b"new"]
 
 
-class Compiled(nn.Module, TorchCompileWithNoGuardsWrapper):
+class Compiled(nn.Linear, TorchCompileWithNoGuardsWrapper):
     """A module that torch compiles as vLLM has it do on a GPU."""
 
     def __init__(self) -> None:
-        nn.Module.__init__(self)
+        nn.Linear.__init__(self, 2, 2)
         TorchCompileWithNoGuardsWrapper.__init__(self)
 
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return values + 1
+
+class Graphs(CUDAGraphWrapper):
+    """What has captured one CUDA graph; there is no GPU to make one of."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        self.vllm_config = config
+        self.concrete_cudagraph_entries: dict[Any, Any] = {"a batch": "its graph"}
+        CUDAGraphWrapper._all_instances.add(self)
 
 
-def test_a_worker_that_is_shut_down_leaves_no_compiled_module(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)  # there is no accelerator
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One with a compiled model, on what looks like a machine with an accelerator."""
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     mode = CompilationConfig(mode=CompilationMode.DYNAMO_TRACE_ONCE, backend="eager")
     worker: Any = MixedWorker()
     worker.vllm_config = VllmConfig(compilation_config=mode)
     with set_current_vllm_config(worker.vllm_config):
         worker.model_runner = SimpleNamespace(model=nn.Sequential(Compiled()))
-    assert worker.model_runner.model(torch.zeros(2)).tolist() == [1, 1]
+    return worker
+
+
+def test_a_worker_that_is_shut_down_leaves_no_compiled_module(worker: Any) -> None:
+    assert worker.model_runner.model(torch.zeros(2)).shape == (2,)
     module = weakref.ref(worker.model_runner.model[0])
     worker.shutdown()
     gc.collect()
     assert module() is None
 
 
-@pytest.mark.parametrize("runner", [{}, {"model_runner": SimpleNamespace()}])
-def test_a_worker_that_did_not_start_is_shut_down(
-    monkeypatch: pytest.MonkeyPatch, runner: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
-    worker: Any = MixedWorker()
-    layers = {"layer": nn.Linear(1, 1)}
-    worker.vllm_config = SimpleNamespace(
-        compilation_config=SimpleNamespace(static_forward_context=layers)
-    )
-    vars(worker).update(runner)
+def test_modules_that_something_else_holds_go_without_their_weights(worker: Any) -> None:
+    module = worker.model_runner.model[0]
+    module.register_buffer("shared", torch.ones(1))
+    weight = weakref.ref(module.weight)
     worker.shutdown()
-    assert layers == {}
+    assert weight() is None
+    assert list(module.buffers()) == [1]
+
+
+def test_only_the_workers_own_graphs_are_freed(worker: Any) -> None:
+    own, other = Graphs(worker.vllm_config), Graphs(VllmConfig())
+    worker.shutdown()
+    assert own.concrete_cudagraph_entries == {}
+    assert len(other.concrete_cudagraph_entries) == 1
+
+
+@pytest.mark.parametrize("graphs", [0, 1])
+def test_workspaces_of_cublas_are_freed_when_no_graph_uses_them(
+    worker: Any, monkeypatch: pytest.MonkeyPatch, graphs: int
+) -> None:
+    class Graph:
+        pass
+
+    calls: list[str] = []
+    alive = [Graph() for _ in range(graphs)]
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    clear = "_cuda_clearCublasWorkspaces"
+    monkeypatch.setattr(torch._C, clear, lambda: calls.append(clear), raising=False)
+    worker.shutdown()
+    assert len(calls) == 1 - len(alive)
 
 
 ROWS, WIDTH, OUT = 3000, 96, 64
