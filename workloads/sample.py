@@ -1,7 +1,7 @@
 """A request to an engine: a prompt in segments, already tokenized."""
 
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Literal
 
 
@@ -69,13 +69,3 @@ class Sample:
     def chunks(self) -> tuple[SampleSegment, ...]:
         """The segments that are chunks."""
         return tuple(segment for segment in self.segments if segment.kind == "chunk")
-
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """The (start, end) range of every chunk in `tokens`."""
-        ends = accumulate(len(segment.tokens) for segment in self.segments)
-        return tuple(
-            (end - len(segment.tokens), end)
-            for segment, end in zip(self.segments, ends, strict=True)
-            if segment.kind == "chunk"
-        )

@@ -175,13 +175,13 @@ def test_a_file_of_malformed_rows_names_the_first(
         load_samples("musique", file, word_tokenizer, bad_rows=BadRows(skip=True))
 
 
-def test_spans_are_where_the_chunks_lie() -> None:
+def test_a_prompt_is_its_segments_in_order() -> None:
     segments = (
         SampleSegment("text", "s", (1, 2)),
         SampleSegment("chunk", "c", (3,)),
         SampleSegment("chunk", "d", (4, 5)),
     )
     sample = Sample("x", "musique", segments, ("a",), 4)
-    assert sample.spans == ((2, 3), (3, 5))
+    assert [chunk.tokens for chunk in sample.chunks] == [(3,), (4, 5)]
     assert sample.tokens == (1, 2, 3, 4, 5)
     assert sample.prompt_tokens == 5

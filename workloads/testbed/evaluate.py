@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from picbench.files import write_json
 from picbench.workloads.testbed import DATASETS, model_path
 from picbench.workloads.testbed.judge import Judge, chance
-from picbench.workloads.testbed.model_files import device_name, load, write_json
+from picbench.workloads.testbed.model_files import device_name, load
 from picbench.workloads.testbed.pic import ARMS, FULL, KVLINK, NAIVE
 from picbench.workloads.testbed.prompt import LINKS_EACH
 

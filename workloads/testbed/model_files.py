@@ -86,11 +86,6 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write a value as indented JSON."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
 def _fingerprint(folder: Path, variant: str) -> str:
     digest = hashlib.sha256()
     for name in (WEIGHTS, f"{variant}.delta", *_FILES):

@@ -113,13 +113,11 @@ class ConnectorWorkerMixin:
         model = getattr(getattr(worker, "model_runner", None), "model", None)
         with self._connector_scope.active():
             _upstream(super()).shutdown()
-        _free_graphs(worker.vllm_config)
         if model is not None:
             _free_weights(model)
         worker.vllm_config.compilation_config.static_forward_context.clear()
         worker.model_runner = model = None
-        gc.collect()
-        _free_workspaces()
+        _free_graphs(worker.vllm_config)
         torch.accelerator.empty_cache()
 
     @contextmanager
@@ -139,9 +137,8 @@ class ConnectorWorkerMixin:
 def _free_weights(model: nn.Module) -> None:
     """Take a model's weights from its modules, some of which torch holds for good.
 
-    vLLM registers a hook in torch for each compiled module, and torch 2.11 holds modules that it
-    could not guard (`_CLOSURE_VARS` of torch/_dynamo/guards.py): on an H200 41 and 2 of the 48
-    modules and weights of a tiny model.
+    vLLM leaves a hook in torch for each compiled module, and torch 2.11 the modules that it could
+    not guard (`_CLOSURE_VARS` of torch/_dynamo/guards.py).
     """
     for module in model.modules():
         if isinstance(module, TorchCompileWithNoGuardsWrapper):
@@ -151,15 +148,12 @@ def _free_weights(model: nn.Module) -> None:
 
 
 def _free_graphs(config: VllmConfig) -> None:
-    # Upstream does so on ROCm, for all engines of the process.
     for wrapper in tuple(CUDAGraphWrapper._all_instances):
         if wrapper.vllm_config is config:
             wrapper.clear_graphs()
-
-
-def _free_workspaces() -> None:
-    # cuBLAS keeps one for each stream that graphs were captured on, 32 MiB on Hopper, and graphs
-    # of another engine use theirs. The call is the one that torch documents (notes/cuda.rst).
+    gc.collect()
+    # cuBLAS keeps a workspace for each stream that graphs were captured on, 32 MiB on Hopper, and
+    # graphs of another engine use theirs. The call is what torch documents (notes/cuda.rst).
     graphs = any(issubclass(type(value), torch.cuda.CUDAGraph) for value in gc.get_objects())
     if torch.cuda.is_available() and not graphs:
         torch._C._cuda_clearCublasWorkspaces()

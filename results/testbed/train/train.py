@@ -26,14 +26,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from trainer import Batches, Trainer
 
+from picbench.files import write_json
 from picbench.workloads.testbed.llama import Llama, LlamaShape
-from picbench.workloads.testbed.model_files import (
-    LINK_ROWS,
-    device_name,
-    load,
-    save_weights,
-    write_json,
-)
+from picbench.workloads.testbed.model_files import LINK_ROWS, device_name, load, save_weights
 from picbench.workloads.testbed.prompt import BOS, EOS, LINKS, LINKS_EACH, PAD, ids_of
 
 

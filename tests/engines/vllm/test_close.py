@@ -12,6 +12,9 @@ from torch import nn
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
 
+# A GPU compiles the first model for two minutes.
+pytestmark = pytest.mark.timeout(600)
+
 PROMPT = Request([Chunk(tokens=tuple(range(3, 80))), Text(tokens=(5, 6, 7))])
 
 
