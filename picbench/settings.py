@@ -236,7 +236,8 @@ class RunConfig(SettingsModel):
     )
     grid: str | None = setting(
         None,
-        "Haystack tokens and needle depths, for needle over a folder of text files.",
+        "Haystack tokens and needle depths, for needle over a folder of text files; prompt tokens "
+        "and depths, for ruler (there by default up to 4096 tokens).",
         metavar="MIN-MAX:LENGTHSxDEPTHS",
         shown="1000-11000:20x10",
     )

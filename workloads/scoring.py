@@ -10,7 +10,7 @@ from picbench.errors import ConfigError
 from picbench.workloads.datasets import Dataset
 from picbench.workloads.metrics.cacheblend import Metric, stemmed_rouge_l, token_f1
 from picbench.workloads.metrics.chinese import chinese
-from picbench.workloads.metrics.f1 import exact_match, f1
+from picbench.workloads.metrics.f1 import exact_match, f1, string_match
 from picbench.workloads.metrics.rouge import rouge_l
 from picbench.workloads.prompts.tokens import Encoder, Tokenizer
 from picbench.workloads.sample import Sample
@@ -23,13 +23,14 @@ LIKELIHOOD, FIDELITY = "likelihood", "fidelity"
 
 _Load = Callable[[], Tokenizer]
 
-#: Metrics by name: word F1, exact match, Rouge-L, LongBench's for Chinese, and CacheBlend's F1 over
-#: token ids and Rouge-L over stemmed words. What loads a tokenizer is called where tokens count.
+#: Metrics by name: word F1, exact match, Rouge-L, RULER's, LongBench's for Chinese, CacheBlend's F1
+#: over token ids and Rouge-L over stemmed words. A tokenizer is loaded where tokens count.
 METRICS: Mapping[str, Callable[[_Load], Metric]] = MappingProxyType(
     {
         "f1": lambda load: f1,
         "em": lambda load: exact_match,
         "rouge-l": lambda load: rouge_l,
+        "string-match": lambda load: string_match,
         "f1-zh": lambda load: chinese("f1-zh"),
         "rouge-l-zh": lambda load: chinese("rouge-l-zh"),
         "f1-cacheblend": lambda load: token_f1(load()),
@@ -102,9 +103,10 @@ class Scorer:
 def find_scorer(dataset: Dataset, rule: Rule, load: _Load) -> Scorer:
     """Return LongBench's scorer for `dataset`, that for Chinese, or CacheBlend's over token ids.
 
-    `load` is called where tokens count. Raises ConfigError where a package is missing.
+    String match is the same under all rules. `load` is called where tokens count. Raises
+    ConfigError where a package is missing.
     """
-    if rule == "longbench":
+    if rule == "longbench" or dataset.metric == "string-match":
         return Scorer(dataset.metric, dataset.score)
     return scorer_by_name(dataset, f"{dataset.metric}-{rule.removeprefix('longbench-')}", load)
 

@@ -157,11 +157,12 @@ def list_() -> int:
 @click.option(
     "--metric",
     type=click.Choice(
-        ["f1", "em", "rouge-l", "f1-zh", "rouge-l-zh", "f1-cacheblend", "rouge-l-cacheblend"]
+        ["f1", "em", "rouge-l", "string-match", "f1-zh", "rouge-l-zh"]
+        + [f"{name}-cacheblend" for name in ("f1", "rouge-l")]
     ),
     show_default="the run's own, as this version computes it",
-    help="Score replies by word F1, exact match, Rouge-L, LongBench's for Chinese, or CacheBlend's "
-    "F1 over token ids and Rouge-L over stemmed words.",
+    help="Score replies by word F1, exact match, Rouge-L, RULER's string match, LongBench's for "
+    "Chinese, or CacheBlend's F1 over token ids and Rouge-L over stemmed words.",
 )
 def rescore(*, run: str, metric: str | None) -> int:
     """Score the stored replies of a finished run again; nothing is generated.

@@ -409,7 +409,7 @@ def _place(job: Job, fingerprint: str) -> Path:
     if output is None:
         now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         model = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.model.removeprefix("shape:")).name)
-        name = f"{now}-{job.workload.dataset}-{model}-{fingerprint[:8]}"
+        name = f"{now}-{job.workload.dataset.replace(':', '-')}-{model}-{fingerprint[:8]}"
         names = chain((name,), (f"{name}-{n}" for n in count(2)))  # Two may begin in a second.
         return next(path for path in map(RUNS.joinpath, names) if not path.exists())
     manifest = read_run(output).manifest if (output / MANIFEST).is_file() else None

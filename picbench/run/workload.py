@@ -98,6 +98,7 @@ def _load_dataset(config: RunConfig, model: models.ModelSpec, context: int | Non
         columns=config.columns,
         offline=config.offline,
         stream=config.limit is not None and not config.seed,
+        generated=dataset.generated,
     )
     scoring, tokenizer = parse_scoring(config.scoring), models.load_tokenizer(model)
     chat = find_chat(config.chat, tokenizer, wanted=dataset.chat)

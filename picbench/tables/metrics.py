@@ -343,8 +343,8 @@ _LISTED = (
     Metric(
         SCORE,
         "score",
-        "0 to 1, by the data set's metric (word F1, Rouge-L); none if a reply has nothing to "
-        "score, which counts as 0 in the mean of an arm",
+        "0 to 1, by the data set's metric (word F1, Rouge-L, string match); none if a reply has "
+        "nothing to score, which counts as 0 in the mean of an arm",
         digits=3,
         better="higher",
         of_arm=_field("score.mean"),

@@ -7,14 +7,14 @@ from typing import ClassVar, Literal
 
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets.grid import Grid
-from picbench.workloads.metrics.f1 import comparable, f1, wordless
+from picbench.workloads.metrics.f1 import comparable, f1, string_match, wordless
 from picbench.workloads.metrics.rouge import rouge_l
 from picbench.workloads.prompts.segmentation import Counter, before, by_tokens
 from picbench.workloads.prompts.template import Template
 from picbench.workloads.sources.row import BadRows, DatasetRow, placed, read_rows
 from picbench.workloads.sources.source import RowSource, no_rows
 
-Metric = Literal["f1", "rouge-l"]
+Metric = Literal["f1", "rouge-l", "string-match"]
 
 #: What data sets say in place of an answer (Qasper, QuAC).
 _NO_ANSWER = ("unanswerable", "cannotanswer")
@@ -42,7 +42,7 @@ class Dataset:
     `summary` is one line for `picbench list`; `max_tokens` how many tokens a reply may have;
     `template` the prompt in picbench's own words; `metric` how replies are scored. `chat` is
     whether the tokenizer's chat template wraps the prompt: LongBench (pred.py) omits it where
-    examples show the form of the reply.
+    examples show the form of the reply. Rows of a `generated` one are made from the seed.
     """
 
     name: ClassVar[str]
@@ -51,6 +51,7 @@ class Dataset:
     max_tokens: ClassVar[int]
     template: ClassVar[Template]
     chat: ClassVar[bool] = True
+    generated: ClassVar[bool] = False
 
     def marked(self, context: str) -> list[str]:
         """Cut a context at its marks, such as ``Passage 1:``; the concatenation is the context."""
@@ -85,7 +86,7 @@ class Dataset:
         if reading.grid is not None:
             raise ConfigError(
                 f"`grid`: the rows of {self.name!r} are there already",
-                hint="`grid` needs `dataset=needle` and `data=DIR` with text files",
+                hint="`grid` needs a `dataset` of ruler, or needle and `data=DIR` with text files",
             )
         streams = data.streams(self.name)
         if not streams:
@@ -102,8 +103,9 @@ class Dataset:
         return False
 
     def score(self, prediction: str, answers: Sequence[str]) -> float:
-        """Return LongBench's score of a reply against its best answer, from 0 to 1."""
-        return self.best(f1 if self.metric == "f1" else rouge_l, prediction, answers)
+        """Return the score of a reply by `metric` against its best answer, from 0 to 1."""
+        known = {"f1": f1, "rouge-l": rouge_l, "string-match": string_match}
+        return self.best(known[self.metric], prediction, answers)
 
     def best(
         self, metric: Callable[[str, str], float], prediction: str, answers: Sequence[str]

@@ -1,7 +1,7 @@
 """Haystack lengths and needle depths."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from picbench.errors import ConfigError
 
@@ -32,6 +32,17 @@ class Grid:
             return [longest]
         step = (longest - self.shortest) / (self.lengths - 1)
         return list(dict.fromkeys(round(self.shortest + step * i) for i in range(self.lengths)))
+
+    def within(self, room: int | None, *, whole: bool = False) -> "Grid":
+        """Leave out what `room` tokens do not hold (None: no bound); `whole` refuses that."""
+        if room is None or room >= self.longest:
+            return self
+        if room < (least := self.longest if whole else self.shortest):
+            raise ConfigError(
+                f"`grid`: {least} tokens, where the context has room for {max(0, room)}",
+                hint="raise `context`, take a model with a longer one, or a smaller `grid`",
+            )
+        return replace(self, longest=room)
 
     @property
     def depth_shares(self) -> list[float]:

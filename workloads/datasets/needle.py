@@ -2,13 +2,13 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, product
 from pathlib import Path
 from random import Random
 from typing import ClassVar
 
-from picbench.errors import ConfigError, DataError
+from picbench.errors import DataError
 from picbench.workloads.datasets.base import Dataset, Metric, Reading
 from picbench.workloads.datasets.grid import EPIC, Grid
 from picbench.workloads.metrics.abstention import abstains
@@ -82,7 +82,7 @@ class Needle(Dataset):
         return self._hidden(files, reading)
 
     def _hidden(self, files: list[Path], reading: Reading) -> Iterator[DatasetRow]:
-        grid = _fitting(reading.grid or EPIC, reading.room)
+        grid = (reading.grid or EPIC).within(reading.room)
         hay = _gather(files, reading, grid)
         cells = list(product(grid.sizes(hay.ends[-1]), grid.depth_shares))
         Random(reading.seed).shuffle(cells)
@@ -103,19 +103,6 @@ class Needle(Dataset):
             answers=(place,),
             source=hay.source,
         )
-
-
-def _fitting(grid: Grid, room: int | None) -> Grid:
-    """Limit the grid to lengths that fit the context."""
-    if room is None or room >= grid.longest:
-        return grid
-    if room < grid.shortest:
-        raise ConfigError(
-            f"a needle needs a haystack of {grid.shortest} tokens, the context has room for "
-            f"{max(0, room)}",
-            hint="raise `context`, take a model with a longer one, or a smaller `grid`",
-        )
-    return replace(grid, longest=room)
 
 
 def _gather(files: list[Path], reading: Reading, grid: Grid) -> Haystack:

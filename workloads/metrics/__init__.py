@@ -1,1 +1,1 @@
-"""Scores of replies: word F1, Rouge-L, CacheBlend's variants."""
+"""Scores of replies: word F1, string match, Rouge-L, CacheBlend's variants."""

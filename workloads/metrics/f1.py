@@ -1,4 +1,4 @@
-"""Word F1 and exact match of a reply and a reference.
+"""Word F1, exact match and string match of a reply and a reference.
 
 F1 is as LongBench computes it (metrics.py, qa_f1_score), and words are normalised alike in both.
 """
@@ -32,6 +32,12 @@ def overlap(predicted: Sequence[str], expected: Sequence[str]) -> float:
 def exact_match(prediction: str, reference: str) -> float:
     """Return 1 if the two texts have the same words, at least one, in the same order, else 0."""
     return float(not wordless(reference) and words(prediction) == words(reference))
+
+
+def string_match(prediction: str, reference: str) -> float:
+    """Return the share of the reference's parts between commas that are in the reply (RULER)."""
+    wanted = [part.strip() for part in reference.lower().split(",") if part.strip()]
+    return sum(part in prediction.lower() for part in wanted) / max(1, len(wanted))
 
 
 def wordless(text: str) -> bool:

@@ -43,13 +43,15 @@ def locate(
     columns: str | None = None,
     offline: bool = False,
     stream: bool = False,
+    generated: bool = False,
 ) -> RowSource:
     """Return where the rows of `dataset` are.
 
     `data` is ``bundled`` for generated rows, a form of ``hub`` (see `hub.parse`), a form of ``hf:``
     (see `hub_split.parse_split`), or a folder or a file; `columns` says which columns the fields
     are in (see `columns.parse_columns`). `offline` reads only the hub's cache, `stream` reads rows
-    from the hub as they are needed. Raises ConfigError where there is nothing.
+    from the hub as they are needed. Rows of a `generated` data set have no file. Raises ConfigError
+    where there is nothing.
     """
     found = parse_columns(columns) if columns else LONGBENCH_COLUMNS
     if columns and (data == BUNDLED or is_hub(data)):
@@ -58,7 +60,7 @@ def locate(
             hint="`data=hf:OWNER/NAME`, DIR or FILE have others",
         )
     if data == BUNDLED:
-        return RowSource(bundled_file(dataset))
+        return RowSource(Path(data) if generated else bundled_file(dataset))
     if is_hub(data):
         return RowSource(*hub_rows(parse(data), dataset, offline=offline))
     if is_split(data):

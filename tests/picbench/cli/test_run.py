@@ -576,6 +576,8 @@ def test_an_unwritable_output_is_refused(harness: Harness, tmp_path: Path) -> No
         (["--dataset", "musiqe", "--data", "."], "did you mean 'musique'?"),
         (["--dataset", "musique", "--data", "nowhere"], "--data nowhere: no such folder"),
         (["--dataset", "musique", "--data", ".", "--model", "shape:tine"], "'shape:tiny'"),
+        (["--dataset", "ruler:vtt"], "did you mean 'ruler:vt'?"),
+        (["--dataset", "ruler:vt", "--grid", "9-9000:2x2"], "--grid: 9000 tokens, where the"),
         (["--data", "."], "name one of --dataset and --requests"),
         (["--requests", "r.jsonl", "--drop", "lead"], "--drop and --requests: requests are"),
     ],

@@ -13,7 +13,8 @@ from picbench.workloads.datasets import Reading, find
 from picbench.workloads.datasets.grid import EPIC
 from picbench.workloads.sources.source import RowSource
 
-NAMES = ["2wikimqa", "hotpotqa", "multi_news", "musique", "needle", "qa", "samsum"]
+RULER = [f"ruler:{task}" for task in ("cwe", "multikey", "multiquery", "multivalue", "vt")]
+NAMES = ["2wikimqa", "hotpotqa", "multi_news", "musique", "needle", "qa", *RULER, "samsum"]
 QA = ["2wikimqa", "hotpotqa", "musique", "needle"]
 
 
@@ -38,6 +39,7 @@ def test_every_dataset_is_described_in_one_line() -> None:
         *((name, "f1", 32) for name in QA),
         ("samsum", "rouge-l", 128),
         ("multi_news", "rouge-l", 512),
+        *((name, "string-match", 128) for name in RULER),
     ],
 )
 def test_metric_and_length(name: str, metric: str, max_tokens: int) -> None:
@@ -96,7 +98,7 @@ def test_only_few_shot_prompts_go_without_a_chat_template(name: str) -> None:
     assert find(name).chat == (name != "samsum")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in RULER])
 def test_a_grid_is_refused_where_rows_are_ready_made(name: str, write_rows: Any) -> None:
     data = write_rows(name, row())
     with pytest.raises(ConfigError, match="`grid`"):

@@ -39,7 +39,9 @@ def test_an_unknown_metric_is_refused(register: Register, tmp_path: Path) -> Non
         "class Bleu(MuSiQue):\n    name, metric = 'bleu', 'bleu'\n"
     )
     register(GROUP, "bleu", "pic_bleu:Bleu")
-    with pytest.raises(ConfigError, match=r"no metric is called 'bleu' \(there are: f1, rouge-l\)"):
+    with pytest.raises(
+        ConfigError, match=r"no metric is called 'bleu' \(there are: f1, rouge-l, string-match\)"
+    ):
         datasets.find("bleu")
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from picbench.workloads.datasets import find
-from picbench.workloads.metrics.f1 import exact_match, f1, wordless, words
+from picbench.workloads.metrics.f1 import exact_match, f1, string_match, wordless, words
 from picbench.workloads.metrics.rouge import rouge_l
 
 
@@ -49,6 +49,12 @@ def test_an_exact_match_has_the_words_in_order() -> None:
     assert exact_match("The Eiffel Tower!", "eiffel tower") == 1.0
     assert exact_match("tower eiffel", "eiffel tower") == 0.0
     assert exact_match("", "Oslo") == 0.0
+
+
+def test_a_string_match_counts_parts_in_any_order() -> None:
+    assert string_match("7, eleven: 13", "13, 7") == 1.0
+    assert string_match("7", "13, 7,") == 0.5
+    assert string_match("thirteen", "13") == string_match("13", " , ") == 0.0
 
 
 @pytest.mark.parametrize(
