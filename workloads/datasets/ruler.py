@@ -44,9 +44,9 @@ class Ruler(PassageQA):
     keys: ClassVar[int] = 4
     asked: ClassVar[int] = 4
     template: ClassVar[Template] = Template(
-        "Notes come first. Few of them matter; remember what those state.\n{context}\n\n"
-        "The notes are over. Reply with all that is asked for, separated by commas, and nothing "
-        "else.\n\nQ: {input}\nShort reply:"
+        "Notes come first, then a question. Few of the notes matter; remember what those state. "
+        "Reply with nothing but what is asked for, and put commas between several.\n{context}\n\n"
+        "The notes are over.\n\nQ: {input}\nShort reply:"
     )
 
     def rows(self, data: RowSource, reading: Reading) -> Iterator[DatasetRow]:
@@ -71,14 +71,14 @@ class Ruler(PassageQA):
 
     def _facts(self, draw: Random) -> tuple[list[list[str]], list[_Asked]]:
         """Groups of facts, and what may be asked of the first group: all of it, or each fact."""
-        words = read_data("synthetic", "words")["title"]
-        known = [f"the {a} {n}" for a, n in product(words["adjectives"], words["nouns"])]
-        keys = draw.sample(known, self.keys) * (4 // self.keys)
+        known = list(product(["the"], *read_data("synthetic", "words")["title"].values()))
+        keys = list(map(" ".join, draw.sample(known, self.keys))) * (4 // self.keys)
         codes = list(map(str, draw.sample(range(10**6, 10**7), 4)))
-        facts = [f" An entry code of {k} is {code}." for k, code in zip(keys, codes, strict=True)]
+        facts = [f" The entry code of {k} is {code}." for k, code in zip(keys, codes, strict=True)]
         parts = [slice(n, n + self.asked) for n in range(0, 4, self.asked)]
         of = [(", of ".join(dict.fromkeys(keys[part])), codes[part]) for part in parts]
-        return [facts], [(f"What is every entry code of {some}?", wanted) for some, wanted in of]
+        what = "What is the entry code" if self.asked == 1 else "What are the four entry codes"
+        return [facts], [(f"{what} of {some}?", wanted) for some, wanted in of]
 
     def _task(self, draw: Random, by: Reading, length: int, depth: float, hay: _Hay) -> _Task:
         """Facts of a group are in different passages, in their order; none begins a passage."""
@@ -125,7 +125,7 @@ class VariableTracking(Ruler):
         names = ["".join(ascii_uppercase[n // 26**i % 26] for i in range(5)) for n in drawn]
         right = [f"VAR {names[n - 1]}" if n % 5 else values[n // 5] for n in range(15)]
         facts = [f" VAR {name} = {value}." for name, value in zip(names, right, strict=True)]
-        question = f"Which variables have the value {values[0]}, directly or through others?"
+        question = f"Which five variables (VAR) are {values[0]}, directly or through others?"
         return [facts[:5], facts[5:10], facts[10:]], [(question, names[:5])]
 
 

@@ -22,7 +22,7 @@ from picbench.workloads.sources.source import RowSource, locate
 HIDDEN = ["ruler:multikey", "ruler:multiquery", "ruler:multivalue", "ruler:vt"]
 TASKS = [*HIDDEN, "ruler:cwe"]
 DATA = RowSource(Path("bundled"))
-CODE = re.compile(r"An entry code of (the \w+ \w+) is (\d{7})\.")
+CODE = re.compile(r"The entry code of (the \w+ \w+) is (\d{7})\.")
 LINK = re.compile(r"VAR ([A-Z]{5}) = (?:VAR )?(\w+)\.")
 
 LENGTHS = st.integers(1_200, 6_000)
