@@ -83,9 +83,9 @@ def measure() -> None:
 
 _PAPERS = ("mepic", "epic", "cacheblend", "minipic")
 
-_ACCURACY = "accuracy"
+_OF_MODELS = ("accuracy", "likelihood")
 
-_ALL = (*_PAPERS, _ACCURACY)
+_ALL = (*_PAPERS, *_OF_MODELS)
 
 _DRY = "dry run: no engine was started, nothing was written"
 
@@ -102,16 +102,17 @@ def reproduce(services: "Services | None", /, *, paper: str, **given: Any) -> in
     Every point is a run directory, so the same command continues where it was stopped. Prints
     DIR/README.md, which has verdicts, tables and figures.
 
-    accuracy is not a paper: it scores trained models of which you have the weights, under the
-    papers' arms on six data sets.
+    accuracy and likelihood are not papers. The first scores trained models of which you have the
+    weights, under the papers' arms on six data sets; the other asks how likely they find right
+    answers, which tells arms apart with fewer rows and smaller models.
     """
     from picbench.papers.settings import ReproduceConfig
     from picbench.settings import parse_settings
 
     config = parse_settings(ReproduceConfig, given, "picbench reproduce")
     output = config.output or Path("runs") / paper
-    if paper == _ACCURACY:
-        return _accuracy(config, output)
+    if paper in _OF_MODELS:
+        return _of_models(paper, config, output)
     hint = f"`PAPER` {paper} has none; accuracy does"
     _refuse(config, ("models", "rows", "data", "texts"), hint)
     plan = _plan(paper, config, output)
@@ -147,8 +148,8 @@ def figures(papers: Sequence[str], data: Path, scores: Path | None, claims: Path
     from picbench.papers.settings import read_settings
 
     for name in _wanted(papers, data):
-        if name == _ACCURACY:
-            verdicts = write_accuracy(read_accuracy(), data / name, scores)
+        if name in _OF_MODELS:
+            verdicts = write_accuracy(read_accuracy(name=name), data / name, scores)
         else:
             verdicts = write_page(name, read_settings(name), data / name, scores)
         click.echo(f"{data / name / 'README.md'}: {counts_of(verdicts)}")
@@ -203,15 +204,15 @@ def _refuse(config: "ReproduceConfig", names: Sequence[str], hint: str) -> None:
             raise ConfigError(f"`{flag}` {shown}: not an option here", hint=hint)
 
 
-def _accuracy(config: "ReproduceConfig", output: Path) -> int:
+def _of_models(name: str, config: "ReproduceConfig", output: Path) -> int:
     from picbench.papers.accuracy import AccuracyRun, read_accuracy, write_accuracy
 
     others = ("figures", "model", "requests", "seeds", "seconds", "part")
-    _refuse(config, others, "accuracy has `models`, `rows` and `data`")
-    found = read_accuracy(Path(config.settings) if config.settings else None)
+    _refuse(config, others, f"{name} has `models`, `rows` and `data`")
+    found = read_accuracy(Path(config.settings) if config.settings else None, name)
     found = found.model_copy(update={"rows": config.rows} if config.rows else {})
-    names = config.models
-    models = [name.strip() for name in names.split(",")] if names else found.models
+    named = config.models
+    models = [one.strip() for one in named.split(",")] if named else found.models
     plan = AccuracyRun(
         found, models, config.device, output, config.data, config.texts, config.commit
     )

@@ -1,7 +1,11 @@
-"""Accuracy of trained models: what is measured and claimed, and the page beside published gaps."""
+"""Accuracy of trained models: what is measured and claimed, and the page beside published gaps.
+
+``accuracy`` scores replies; ``likelihood`` tells how likely right answers are, which small models
+can be asked, too.
+"""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -28,13 +32,14 @@ from picbench.papers.settings import (
     StrictSettings,
     read_yaml,
 )
+from picbench.store.summary import NO_CONTEXT
 from picbench.tables.page import page
 from picbench.tables.table import Table, Value
 from picbench.workloads import datasets, models
 from picbench.workloads.sources.bundled import BUNDLED
 from picbench.workloads.sources.hub import HUB, reach
 
-NAME = "accuracy"
+NAME, LIKELIHOOD = "accuracy", "likelihood"
 
 
 class EngineSize(StrictSettings):
@@ -64,9 +69,11 @@ class AccuracySettings(StrictSettings):
 
     Prompts above `longest` tokens, reply included, lose their middle. `drawn` are the arms of the
     figure. `tokens` (of a prompt, by source and data set) and `speeds` (tokens a second of all arms
-    in one batch, by device) are for estimates.
+    in one batch, by device) are for estimates. With `likelihood` right answers are forced, and
+    their likelihood is compared with that under the arm ``nocontext``.
     """
 
+    likelihood: bool = False
     models: list[str] = Field(min_length=1)
     datasets: list[str] = Field(min_length=1)
     rows: int = Field(ge=2)
@@ -80,14 +87,16 @@ class AccuracySettings(StrictSettings):
     gaps: list[PublishedGap]
 
 
-def read_accuracy(path: Path | None = None) -> AccuracySettings:
-    """The settings that come with picbench, or a file's; ConfigError for mistakes in them."""
-    path = path or FILES / f"{NAME}.yaml"
+def read_accuracy(path: Path | None = None, name: str = NAME) -> AccuracySettings:
+    """The settings of that name with picbench, or a file's; ConfigError for mistakes in them."""
+    path = path or FILES / f"{name}.yaml"
     found = read_yaml(AccuracySettings, path)
     arm_names(found.arms)
     missing = [arm for arm in found.drawn if arm not in found.arms]
     if missing:
         raise ConfigError(f"`settings` {path}: drawn: {missing[0]} is not among `arms`")
+    if found.likelihood != (NO_CONTEXT in found.arms):
+        raise ConfigError(f"`settings` {path}: the arm {NO_CONTEXT} goes with `likelihood`")
     return found
 
 
@@ -175,6 +184,7 @@ class AccuracyRun:
             device=self.device,
             data=self._data(spec),
             longest=longest,
+            likelihood=self.settings.likelihood,
             **self.settings.engines[self.device].model_dump(),
         )
 
@@ -259,10 +269,8 @@ def write_accuracy(
     found = read_models(settings, folder, scores)
     verdicts = [verdict for one in found for verdict in judge_model(settings, one)]
     write_verdicts(verdicts, folder)
-    gaps = gap_table(settings, found)
-    gaps.write(folder)
     trained = [one.model for one in found if not _is_testbed(one.model)]
-    run = f"picbench reproduce {NAME} --models ID,ID"
+    run = f"picbench reproduce {LIKELIHOOD if settings.likelihood else NAME} --models ID,ID"
     about = f"Nothing has been measured yet: `{run}`."
     if trained:
         about = f"Measured: {', '.join(trained)}."
@@ -273,27 +281,51 @@ def write_accuracy(
             f"other models. If you have weights:\n\n    {run} --device cuda"
         )
     texts = [about, claims_section(verdicts)]
-    heading = (
-        "Mean score, and its difference to full recompute with a 95 % interval (paired by row):"
-    )
+    heading, cell, title = _WORDS[settings.likelihood]
     for one in found:
         texts.append(f"## {one.model}")
         name = f"kept-{arm_scores.file_name(one.model)}"
         if _draw(settings, one, folder / name):
             texts.append(f"![what arms keep of full recompute's score, {one.model}]({name}.svg)")
-        texts += arm_scores.score_section(one.parts.values(), one.scores, {heading: _beside_full})
+        texts += arm_scores.score_section(one.parts.values(), one.scores, {heading: cell})
     note = (
         "Harnesses disagree about scores: full recompute by one model has 0.36 to 0.54 on "
         "2WikiMQA. Only differences on the same rows compare, and these were measured on other "
         "prompts. In points of 100."
     )
-    texts += ["## Published gaps", note, gaps.section().strip()]
-    write_whole(folder / PAGE, page("Accuracy of trained models", *texts).encode())
+    if settings.gaps:
+        gaps = gap_table(settings, found)
+        gaps.write(folder)
+        texts += ["## Published gaps", note, gaps.section().strip()]
+    write_whole(folder / PAGE, page(title, *texts).encode())
     return verdicts
 
 
 def _beside_full(arm: str, score: ArmScore) -> str:
     return f"{score.score:.3f}" + ("" if arm == FULL else f"; {score.difference:+.3f}")
+
+
+def _kept(arm: str, score: ArmScore) -> str:
+    if arm == FULL or score.kept is None:
+        return f"{score.score:.3f} nats"
+    return f"{score.kept:.3f}; {score.linked:,.0f}"
+
+
+#: By whether likelihood was measured: what stands above tables, in their cells, and above the page.
+_WORDS: Mapping[bool, tuple[str, Callable[[str, ArmScore], str], str]] = {
+    False: (
+        "Mean score, and its difference to full recompute with a 95 % interval (paired by row):",
+        _beside_full,
+        "Accuracy of trained models",
+    ),
+    True: (
+        "Under full recompute, by how many nats a token the right answer is likelier than without "
+        "the chunks. Under other arms, the share of that which is kept, with a 95 % interval "
+        "(paired by row); linked tokens a request:",
+        _kept,
+        "How likely trained models find right answers",
+    ),
+}
 
 
 def _draw(settings: AccuracySettings, one: ModelScores, base: Path) -> bool:
@@ -318,7 +350,8 @@ def _draw(settings: AccuracySettings, one: ModelScores, base: Path) -> bool:
     sources = ", ".join(dict.fromkeys(gap.source for gap in settings.gaps if gap.dataset))
     note = f"Scores of {rows} ({TESTBED}: synthetic ones). {where} Bars: 95 %. Hollow: other "
     note += f"models and harnesses ({sources}), bars: what they print."
-    draw_dots(Panel("kept, % of full recompute's score", "", note), ours, printed, base)
+    of = "what chunks are worth" if settings.likelihood else "full recompute's score"
+    draw_dots(Panel(f"kept, % of {of}", "", note), ours, printed, base)
     return True
 
 

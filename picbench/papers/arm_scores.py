@@ -20,10 +20,11 @@ from picbench.figures.frontier import FrontierPoint, draw_frontier
 from picbench.files import write_json
 from picbench.papers.data import ends
 from picbench.papers.settings import BASE, FILES
-from picbench.run.job import segments_of
+from picbench.run.job import Anchors, segments_of
 from picbench.run.measurements import Outcome, ScoredPage
 from picbench.statistics import intervals
 from picbench.statistics.intervals import Values
+from picbench.store.summary import NO_CONTEXT
 from picbench.tables.page import page, save
 from picbench.tables.table import NOTHING, table
 from picbench.workloads.sample import Sample
@@ -60,20 +61,22 @@ def arms_of(model: str, *, drop: bool = False, only: Sequence[str] = ()) -> tupl
     Raises ConfigError for a model that has none, and for an algorithm that does not exist.
     """
     if only:
-        registry = Registry()
-        return tuple(dict.fromkeys((FULL, *(registry.parse(spec).spec for spec in only))))
+        registry, bare = Registry(), {NO_CONTEXT: NO_CONTEXT}
+        found = (bare.get(spec) or registry.parse(spec).spec for spec in only)
+        return tuple(dict.fromkeys((FULL, *found)))
     if model not in ARMS_OF:
         raise ConfigError(f"`model` {model}: not a testbed", hint=closest(model, ARMS_OF))
     return DROP_ARMS if drop else ARMS_OF[model]
 
 
-def planned_links(sample: Sample, algorithm: Algorithm) -> int:
+def planned_links(sample: Sample, algorithm: Algorithm, anchors: Anchors | None = None) -> int:
     """Tokens that a request computes besides its text, if no computed block is found in the cache.
 
     They are recomputed in chunks, or added to the prompt: link tokens, BOS, visible pads.
     """
     # Which tokens are added makes no difference to their number.
-    layout = algorithm.layout(bos_token=0, anchors=stand_ins(algorithm.anchor_text))
+    known = stand_ins(algorithm.anchor_text) if anchors is None else anchors
+    layout = algorithm.layout(bos_token=0, anchors=known)
     plan = lay_out(algorithm.arrange(segments_of(sample), layout), algorithm.plan_chunk, layout)
     return sum(
         kind is SlotKind.LINKED or (kind is SlotKind.PAD and position != GAP)
@@ -110,8 +113,9 @@ def file_name(model: str) -> str:
 class ArmRows:
     """What an arm did on each row, in the data set's order.
 
-    `score` is from 0 to 1. `linked` is what the plan links (`planned_links`), `computed` what the
-    engine computed of the prompt: tokens that the cache had from requests before are missing.
+    `score` is from 0 to 1, or a gain in nats (`ScoredPart`). `linked` is what the plan links
+    (`planned_links`), `computed` what the engine computed of the prompt: tokens that the cache had
+    from requests before are missing.
     """
 
     score: list[float] = field(default_factory=list)
@@ -123,7 +127,9 @@ class ArmRows:
 class ScoredPart:
     """All arms on the first rows of a case. `prompt` and `chunk` are tokens of each row.
 
-    `wanted` is how many rows there will be, `provenance` says where it was measured.
+    `wanted` is how many rows there will be, `provenance` says where it was measured. Scores are of
+    replies or, with `likelihood`, what the chunks are worth: by how many nats a token the right
+    answer is likelier under an arm than without them.
     """
 
     case: Case
@@ -132,6 +138,7 @@ class ScoredPart:
     arms: dict[str, ArmRows]
     prompt: list[int] = field(default_factory=list)
     chunk: list[int] = field(default_factory=list)
+    likelihood: bool = False
     schema: Literal[1] = 1
 
     @classmethod
@@ -158,7 +165,10 @@ class ScoredPart:
         Those may be of another GPU.
         """
         mine, others = (
-            (part.wanted, list(part.arms), {**part.provenance, "gpu": None, "driver": None})
+            (
+                (part.wanted, part.likelihood, list(part.arms)),
+                {**part.provenance, "gpu": None, "driver": None},
+            )
             for part in (self, other)
         )
         if mine != others:
@@ -212,18 +222,27 @@ class RowInterval(NamedTuple):
         return f"{value} [{low}, {high}]"
 
 
-def difference_of(first: Values, second: Values, level: float = 0.95) -> RowInterval:
-    """Mean of `first` less that of `second`, with its interval. Needs two rows."""
+def difference_of(
+    first: Values, second: Values, level: float = 0.95, *, nats: bool = False
+) -> RowInterval:
+    """Mean of `first` less that of `second`, scores or `nats`, with its interval.
+
+    Needs two rows.
+    """
     rows = intervals.sum_clusters(np.subtract(first, second))
-    found = intervals.BoundedMean(rows, -1.0, 1.0).interval(level)
+    mean = intervals.StudentMean.of(rows) if nats else intervals.BoundedMean(rows, -1.0, 1.0)
+    found = mean.interval(level)
     if found is None:
         raise ValueError("one row has no interval")
     return RowInterval(rows.mean, found.low, found.high)
 
 
-def ratio_of(first: Values, second: Values, level: float = 0.95) -> RowInterval | None:
+def ratio_of(
+    first: Values, second: Values, level: float = 0.95, *, nats: bool = False
+) -> RowInterval | None:
     """Mean of `first` over that of `second`, with its interval; None where it has none."""
-    found = intervals.score_ratio(first, second, level)
+    ratio = intervals.mean_ratio if nats else intervals.score_ratio
+    found = ratio(first, second, level=level)
     return RowInterval(fmean(first) / fmean(second), found.low, found.high) if found else None
 
 
@@ -247,14 +266,14 @@ class ArmScore:
 
 def score_arms(part: ScoredPart) -> dict[str, ArmScore]:
     """All arms of a part of two rows or more, by spec."""
-    full, found = part.arms[FULL].score, {}
+    full, found, nats = part.arms[FULL].score, {}, part.likelihood
     for arm, rows in part.arms.items():
         linked = fmean(rows.linked)
         found[arm] = ArmScore(
             rows=part.rows,
             score=fmean(rows.score),
-            difference=difference_of(rows.score, full),
-            kept=ratio_of(rows.score, full),
+            difference=difference_of(rows.score, full, nats=nats),
+            kept=ratio_of(rows.score, full, nats=nats),
             linked=linked,
             share=linked / fmean(part.chunk),
             computed=fmean(rows.computed),
@@ -344,9 +363,10 @@ def judge_order(arms: Sequence[str], parts: Parts) -> list[OrderStep]:
     for pair, dataset in product(pairwise(arms), datasets):
         one, other = paired(parts, pair, dataset)
         if one:
-            less = difference_of(one, other)
-            verdict = "holds" if less.low >= 0 else "fails" if less.high < 0 else "undecided"
             better, worse = map(model_and_arm, pair)
+            nats = parts[Case(better[0], dataset)].likelihood
+            less = difference_of(one, other, nats=nats)
+            verdict = "holds" if less.low >= 0 else "fails" if less.high < 0 else "undecided"
             steps.append(OrderStep(better, worse, dataset, less, verdict))
     return steps
 

@@ -143,21 +143,23 @@ def _judge_scores(claim: Claim, wanted: settings.ScoreQuantity, evidence: Eviden
         # There have to be two rows, and something to divide by where it is divided.
         if len(one) >= 2 and (not wanted.ratio or any(other)):
             pairs[dataset, pair] = one, other
-    if not pairs:
-        measured = any(rows_of(evidence.parts, wanted.arms[0], dataset) for dataset in datasets)
-        why = "no score is above zero" if measured else "no scores of these arms"
-        return _not_measured(claim, why)
     level, cells, places = level_of(len(pairs)), [], set()
     for (dataset, pair), (one, other) in pairs.items():
         compare = arm_scores.ratio_of if wanted.ratio else arm_scores.difference_of
-        found = compare(one, other, level)
-        assert found is not None  # There are rows, and something to divide by.
+        part = evidence.parts[Case(model_and_arm(pair[0])[0], dataset)]
+        found = compare(one, other, level, nats=part.likelihood)
+        if found is None:  # The chunks may be worth nothing.
+            continue
         value, interval = found.value, intervals.Interval(found.low, found.high, level)
         (model, first), (another, second) = map(model_and_arm, pair)
         names = (first, second) if model == another else pair
         what = f" {'over' if wanted.ratio else 'less'} ".join(names)
         cells.append(JudgedCell(dataset, what, value, interval, wanted.judge(interval), len(one)))
-        places.add("{gpu}, {dtype}".format_map(evidence.parts[Case(model, dataset)].provenance))
+        places.add("{gpu}, {dtype}".format_map(part.provenance))
+    if not cells:
+        measured = any(rows_of(evidence.parts, wanted.arms[0], dataset) for dataset in datasets)
+        why = "no score is above zero" if measured else "no scores of these arms"
+        return _not_measured(claim, why)
     weights = ", ".join(model for model in models if model != BASE) or settings.TESTBED
     rows = [cell.samples for cell in cells]
     run = f"{evidence.scores}: {' and '.join(sorted(places))}; {weights}, {ends(rows)} rows a set"

@@ -8,7 +8,7 @@ scores the testbed's card knows.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, cycle, pairwise, product
 from operator import methodcaller
@@ -29,20 +29,23 @@ from picbench.engines.request import Request, Result
 from picbench.errors import ConfigError, InvalidRun
 from picbench.figures.picture import example_picks, planned_tokens
 from picbench.papers import arm_scores
-from picbench.papers.arm_scores import ArmRows, Case, ScoredPart
+from picbench.papers.arm_scores import FULL, ArmRows, Case, ScoredPart
 from picbench.papers.data import ExperimentData, Number, PointArm, PointData, conditions
 from picbench.papers.settings import BASE, TESTBED, LatencyPoint, RowExperiment
 from picbench.run import runner
-from picbench.run.job import blocks
+from picbench.run.job import Anchors, anchors_of, blocks
 from picbench.run.measurements import Accuracy, Outcome, ServeAlone, ServeScores
 from picbench.run.schedule import to_request
 from picbench.run.workload import Workload, load_workload
 from picbench.settings import parse_config
 from picbench.store import provenance
-from picbench.store.records import failure_of
+from picbench.store.records import answer_nats, failure_of
+from picbench.store.summary import NO_CONTEXT
 from picbench.tables.page import page, save
 from picbench.tables.table import table
 from picbench.workloads import models
+from picbench.workloads.sample import Sample
+from picbench.workloads.scoring import LIKELIHOOD
 from picbench.workloads.testbed import DATASETS, model_path
 
 if TYPE_CHECKING:
@@ -58,12 +61,14 @@ class ServeSettings(ServeScores):
 
     `name` is what files call the model, where that is not `model`, `data` where the rows of a data
     set are. Prompts with more than `longest` tokens, their reply included, lose their middle; the
-    engine has positions for twice as many, if the model has them.
+    engine has positions for twice as many, if the model has them. With `likelihood` right answers
+    are forced; the arm ``nocontext`` has to be there.
     """
 
     name: str = ""
     data: Mapping[str, str] = {}
     longest: int | None = None
+    likelihood: bool = False
 
     @property
     def cases(self) -> list[Case]:
@@ -88,14 +93,19 @@ def load_case(case: Case, arms: Sequence[str], rows: int, **reading: Any) -> Wor
 
 
 def engine_config(
-    settings: ServeScores | ServeAlone, workload: Workload, longest: int | None = None
+    settings: ServeScores | ServeAlone,
+    workload: Workload,
+    longest: int | None = None,
+    anchors: Anchors | None = None,
 ) -> EngineConfig:
     """An engine for all arms: pads and documents may take as many positions as the model has."""
     positions = workload.model.context
     if longest is not None:
         positions = min(positions or 2 * longest, 2 * longest)
     chosen = settings.model_dump(include={"device", "dtype", "eager", "kv_blocks", "max_requests"})
-    return EngineConfig(model=str(workload.model.path), context=positions, tiers="", **chosen)
+    model = str(workload.model.path)
+    chosen |= {"forced_replies": bool(workload.golds), "anchors": anchors or {}}
+    return EngineConfig(model=model, context=positions, tiers="", **chosen)
 
 
 def _facts(settings: ServeScores | ServeAlone | Accuracy) -> dict[str, Any]:
@@ -111,6 +121,7 @@ class ScoredRows(runner.Cell):
     part: ScoredPart
     load: Workload
     settings: ServeScores
+    anchors: Anchors = field(default_factory=dict)
 
     def warm_up(self, engines: runner.Engines) -> None:
         """Nothing of other cases is cached."""
@@ -126,19 +137,25 @@ class ScoredRows(runner.Cell):
         window = range(part.rows, min(part.rows + WINDOW, part.wanted))
         jobs = list(product(window, part.arms))
         Random(f"{self.settings.seed} {part.case.name} {part.rows}").shuffle(jobs)
-        requests = [to_request(samples[row], arm) for row, arm in jobs]
+        requests = [self._request(samples[row], arm) for row, arm in jobs]
         served = engine.call(methodcaller("generate", requests))
         results, registry = dict(zip(jobs, served, strict=True)), Registry()
         for row in window:
             sample = samples[row]
             for arm, rows in part.arms.items():
                 result, what = results[row, arm], f"{arm} on row {row} of {part.case.name}"
-                links = arm_scores.planned_links(sample, registry.parse(arm))
+                bare = arm == NO_CONTEXT
+                algorithm = registry.parse(FULL if bare else arm)
+                given = sample.without_chunks() if bare else sample
+                links = arm_scores.planned_links(given, algorithm, self.anchors)
                 check_served(result, what)
                 if result.counts.linked > links:
                     found = f"linked {result.counts.linked} tokens, its plan {links}"
                     raise InvalidRun(f"{what} {found}")
-                score = self.load.grader.score(result.text, sample.answers) or 0.0
+                if part.likelihood:
+                    score = answer_nats(results[row, NO_CONTEXT]) - answer_nats(result)
+                else:
+                    score = self.load.grader.score(result.text, sample.answers) or 0.0
                 rows.score.append(round(score, 4))
                 rows.linked.append(links)
                 rows.computed.append(result.counts.computed or 0)
@@ -146,6 +163,11 @@ class ScoredRows(runner.Cell):
             part.chunk.append(sum(len(chunk.tokens) for chunk in sample.chunks))
         part.write(self.settings.output)
         return {}
+
+    def _request(self, sample: Sample, arm: str) -> Request:
+        bare, gold = arm == NO_CONTEXT, self.load.golds.get(sample.id)
+        request = to_request(sample.without_chunks() if bare else sample, FULL if bare else arm)
+        return request if gold is None else replace(request, reply=gold, logprobs=0)
 
 
 def check_served(result: Result, what: str) -> None:
@@ -174,10 +196,28 @@ def plan_scores(settings: ServeSettings) -> runner.ExperimentPlan:
     Raises ConfigError for parts of other settings.
     """
     arms = arm_scores.arms_of(settings.model, drop=settings.drop, only=settings.algo)
+    every, engines = _cells(settings, arms), dict[str, EngineConfig]()
+    if cells := [cell for cell in every if cell.most]:
+        samples = [sample for cell in every for sample in cell.load.samples]
+        algorithms = [parse(arm) for arm in arms if arm != NO_CONTEXT]
+        load = cells[0].load
+        anchors = anchors_of(algorithms, str(load.model.path), samples)
+        engines["picbench"] = engine_config(settings, load, settings.longest, anchors)
+        cells = [replace(cell, anchors=anchors) for cell in cells]
+    most = max((cell.most or 0 for cell in cells), default=0)
+    return runner.ExperimentPlan(
+        name="scores", facts={}, engines=engines, cells=cells, rounds=most, few=most
+    )
+
+
+def _cells(settings: ServeSettings, arms: Sequence[str]) -> list[ScoredRows]:
+    """All cases with their rows, and how many windows of these are missing."""
     cells, known = [], _facts(settings)
     for rank, case in enumerate(settings.cases):
         data = {"data": settings.data[case.dataset]} if case.dataset in settings.data else {}
         reading = {"model": settings.model, "context": settings.longest}
+        if settings.likelihood:
+            reading["scoring"] = LIKELIHOOD
         load = load_case(case, arms, settings.rows, **reading, **data)
         facts = dict(known)
         if not load.synthetic:  # Which rows these are.
@@ -185,21 +225,16 @@ def plan_scores(settings: ServeSettings) -> runner.ExperimentPlan:
             facts["rows"] = f"{origin.repository}@{origin.revision[:12]}" if origin else "files"
             facts["chat"] = load.chat
             facts["cut"] = sum(sample.truncated for sample in load.samples)
-        part = ScoredPart(case, len(load.samples), facts, {arm: ArmRows() for arm in arms})
+        rows = {arm: ArmRows() for arm in arms}
+        part = ScoredPart(case, len(load.samples), facts, rows, likelihood=settings.likelihood)
         path = settings.output / f"{case.name}.json"
         if path.exists():
             new, part = part, ScoredPart.read(path)
             part.check_continues(new)
-        if windows := -(-(part.wanted - part.rows) // WINDOW):
-            about = ScoredRows(name=case.name, part=part, load=load, settings=settings)
-            cells.append(replace(about, rank=rank, most=windows))
-    engines = (
-        {"picbench": engine_config(settings, cells[0].load, settings.longest)} if cells else {}
-    )
-    most = max((cell.most or 0 for cell in cells), default=0)
-    return runner.ExperimentPlan(
-        name="scores", facts={}, engines=engines, cells=cells, rounds=most, few=most
-    )
+        about = ScoredRows(name=case.name, part=part, load=load, settings=settings)
+        windows = -(-(part.wanted - part.rows) // WINDOW)
+        cells.append(replace(about, rank=rank, most=windows))
+    return cells
 
 
 def measure_alone(settings: ServeAlone) -> Outcome:

@@ -61,17 +61,17 @@ class ReproduceConfig(SettingsModel):
     settings: str | None = setting(None, "Other loads, arms and claims, in YAML.", metavar="FILE")
     models: str | None = setting(
         None,
-        "accuracy: names on the hub, or folders.",
+        "Of accuracy and likelihood: names on the hub, folders, smollm2.",
         metavar="ID,ID",
-        shown="EPIC's three models",
+        shown="the settings'",
     )
     rows: int | None = setting(
-        None, "accuracy: of each set.", metavar="N", shown="the settings'", ge=2
+        None, "Of each of their data sets.", metavar="N", shown="the settings'", ge=2
     )
     data: str | None = setting(
-        None, "accuracy: hub, bundled, DIR; see picbench run.", metavar="WHERE", shown="hub"
+        None, "Their rows: hub, bundled, DIR; see picbench run.", metavar="WHERE", shown="hub"
     )
-    texts: str | None = setting(None, "accuracy: texts to hide needles in.", metavar="DIR")
+    texts: str | None = setting(None, "Their texts to hide needles in.", metavar="DIR")
     scores: Folder | None = setting(
         None,
         "Scores of picbench measure algorithms serve, instead of measuring them.",

@@ -296,7 +296,7 @@ def prepare(
     check_declared(config.cache, samples, arrivals=workload.arrivals, preload=workload.preload)
     registry = Registry()
     algorithms = [registry.parse(arm.algorithm) for arm in ours]
-    anchors = _anchors(algorithms, model, samples)
+    anchors = anchors_of(algorithms, model, samples)
     sizes = measure_sizes(
         samples,
         algorithms,
@@ -341,8 +341,8 @@ def _check_remote(config: RunConfig) -> None:
         )
 
 
-def _anchors(algorithms: Sequence[Algorithm], model: str, samples: Sequence[Sample]) -> Anchors:
-    """The anchors of a run's arms, of which each engine gets all: arms may share one.
+def anchors_of(algorithms: Sequence[Algorithm], model: str, samples: Sequence[Sample]) -> Anchors:
+    """The anchors of a run's arms by name, of which each engine gets all: arms may share one.
 
     Raises ConfigError for texts that cannot be read, and for more chunks than `samples` have.
     """

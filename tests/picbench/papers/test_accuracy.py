@@ -13,6 +13,7 @@ from huggingface_hub import constants
 from tiny_llama import write_model
 
 from picbench.cli import main
+from picbench.errors import ConfigError
 from picbench.papers import serve_arms
 from picbench.papers.accuracy import (
     AccuracyRun,
@@ -107,6 +108,35 @@ def test_a_tiny_model_runs_from_its_name_to_its_page() -> None:
     again = reproduce(*flags, "--rows", "2", "--commit", "another")
     assert again.exit_code == 2
     assert "was measured with other settings" in again.stderr
+
+
+@pytest.mark.engine
+def test_how_likely_right_answers_are_has_a_page_of_its_own() -> None:
+    put(MODEL)
+    arms = ["full", "nocontext", "mepic:anchor=passage"]
+    engines = {"cpu": {"kv_blocks": 1024, "max_requests": 8, "dtype": "float32"}}
+    content = yaml.safe_load((FILES / "likelihood.yaml").read_text())
+    content |= {"arms": arms, "drawn": [], "datasets": ["samsum"], "longest": 1024}
+    Path("small.yaml").write_text(yaml.safe_dump(content | {"engines": engines}))
+    flags = ("--models", MODEL, "--data", "bundled", "--settings", "small.yaml", "--rows", "4")
+    found = CliRunner().invoke(main, ("reproduce", "likelihood", "--output", "out", *flags))
+    assert found.exit_code == 0, found.stderr
+    [path] = Path("out/scores").glob("*.json")
+    part = ScoredPart.read(path)
+    assert part.likelihood
+    assert part.arms["nocontext"].score == [0.0] * 4
+    page = Path("out/README.md").read_text()
+    assert page.startswith("# How likely trained models find right answers")
+    assert "Published gaps" not in page
+    assert "| `nocontext` |" in page
+
+
+def test_without_the_chunks_and_right_answers_go_together() -> None:
+    for name, arms in (("accuracy", ["full", "nocontext"]), ("likelihood", ["full", "naive"])):
+        content = yaml.safe_load((FILES / f"{name}.yaml").read_text())
+        Path("wrong.yaml").write_text(yaml.safe_dump(content | {"arms": arms, "drawn": []}))
+        with pytest.raises(ConfigError, match="the arm nocontext goes with `likelihood`"):
+            read_accuracy(Path("wrong.yaml"))
 
 
 def test_a_model_that_is_not_there_is_one_line_before_anything_runs(

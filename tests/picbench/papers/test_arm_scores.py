@@ -158,6 +158,15 @@ def test_rows_are_paired_and_ratios_need_something_to_divide_by() -> None:
     assert ratio_of([0.5] * 4, [0.0] * 4) is None
 
 
+def test_gains_in_nats_have_no_limits() -> None:
+    gained, whole = [2.0, 3.0, 1.5, 2.5] * 25, [2.5, 3.5, 2.0, 3.0] * 25
+    less = difference_of([nats - 4.0 for nats in gained], whole, nats=True)
+    assert less == pytest.approx((-4.5, -4.5, -4.5))
+    kept = ratio_of(gained, whole, nats=True)
+    assert kept == pytest.approx((2.25 / 2.75, 0.811, 0.825), abs=0.002)
+    assert ratio_of(gained, [-1.0, 1.0] * 50, nats=True) is None
+
+
 def written(folder: Path, parts: Sequence[ScoredPart]) -> list[str]:
     for found in parts:
         found.write(folder / "parts")

@@ -264,6 +264,14 @@ def test_what_is_zero_divides_nothing() -> None:
     assert rare.ours == "30 (musique: naive over full)"
 
 
+def test_what_chunks_may_not_be_worth_divides_nothing() -> None:
+    over = score_claim("naive", "full", ratio=True, least=0.5)
+    gains = scored(full=[-1.0, 1.5] * 15, naive=[0.5] * 30)
+    for part in gains.parts.values():
+        part.likelihood = True
+    assert judged(over, gains).why == "Not measured: no score is above zero."
+
+
 def test_the_table_in_a_document_is_replaced(tmp_path: Path) -> None:
     claims = [run_claim(least=9), claim(judge={"kind": "none", "why": "no"})]
     claims.append(run_claim(least=3).model_copy(update={"claim": "a | b"}))

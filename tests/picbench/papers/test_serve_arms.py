@@ -13,10 +13,10 @@ import torch
 from harness_fakes import Harness, make_sample
 
 from picbench.engines.config import EngineConfig
-from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
+from picbench.engines.request import Chunk, Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
 from picbench.papers import serve_arms
-from picbench.papers.arm_scores import Case, ScoredPart
+from picbench.papers.arm_scores import Case, ScoredPart, score_arms
 from picbench.papers.data import ExperimentData
 from picbench.papers.serve_arms import (
     ARMS,
@@ -38,6 +38,8 @@ from picbench.settings import RunConfig
 from picbench.workloads.testbed.pic import PromptTokens
 
 SERVED = ("full", "naive", "mepic")
+#: What the right answer costs under arms that are given the chunks.
+NATS = {"full": 0.1, "naive": 0.3, "mepic:anchor=sample-3": 0.2}
 SETTINGS = ServeSettings(
     dataset=("musique",), rows=2 * WINDOW + 1, algo=("naive", "mepic"), device="cpu", commit="C"
 )
@@ -100,6 +102,12 @@ class Answers:
 
     def _answer(self, number: int, request: Request, batch: int) -> Result:
         assert request.max_tokens == 2
+        if request.reply:
+            chunks = any(isinstance(segment, Chunk) for segment in request.segments)
+            nats = NATS[str(request.algorithm)] if chunks else 0.9
+            counts = TokenCounts(prompt=36 if chunks else 4)
+            steps = tuple({token: -nats} for token in request.reply)
+            return replace(reply(*request.reply), logprobs=steps, counts=counts)
         wrong = number < self.wrong and self.arm in (None, request.algorithm) and batch > 1
         found = reply(5, 7 if wrong else 6, gaps=(1.0, 0.5 if wrong else 0.25))
         reused = 0 if request.algorithm == "full" else 20
@@ -209,6 +217,23 @@ def test_a_request_that_fails_or_links_more_than_its_plan_is_invalid(
     with pytest.raises(InvalidRun, match="full on row 0 of testbed-musique failed: a fault"):
         scored(engine, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_right_answers_are_forced_with_and_without_chunks(engine: Answers, tmp_path: Path) -> None:
+    algo = ("nocontext", "naive", "mepic:anchor=sample-3")
+    part = scored(engine, tmp_path, likelihood=True, algo=algo)
+    assert part.likelihood
+    gains = {arm: {*rows.score} for arm, rows in part.arms.items()}
+    assert gains == {"full": {0.8}, "nocontext": {0.0}, "naive": {0.6}, algo[2]: {0.7}}
+    assert part.arms["nocontext"].linked == [0] * 21
+    config, first = engine.configs[-1], engine.batches[0]
+    assert config.forced_replies
+    assert {*map(len, config.anchors)} == {len("sample-3")}
+    assert {len(request.reply or ()) for request in first} == {1, 2, 3}
+    assert {request.logprobs for request in first} == {0}
+    assert score_arms(part)["naive"].kept == pytest.approx((0.75, 0.75, 0.75))
+    with pytest.raises(ConfigError, match="other settings"):
+        scored(engine, tmp_path, algo=algo)
 
 
 @pytest.mark.engine
