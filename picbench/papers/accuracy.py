@@ -180,7 +180,7 @@ class AccuracyRun:
             name=name_of(spec),
             dataset=tuple(self.settings.datasets),
             rows=self.settings.rows,
-            algo=arm_names(self.settings.arms),
+            algo=tuple(self.settings.arms),
             device=self.device,
             data=self._data(spec),
             longest=longest,
