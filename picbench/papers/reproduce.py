@@ -15,7 +15,7 @@ from typing import Any
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.errors import EngineError
 from picbench.files import locked
-from picbench.papers import data, serve_arms
+from picbench.papers import data, layers, serve_arms
 from picbench.papers.arm_scores import ARMS_OF, Case
 from picbench.papers.data import START, Estimate, StoredPoint
 from picbench.papers.serve_arms import QUESTION, STOCK, serve_prompt
@@ -370,7 +370,7 @@ class Reproduction:
 
         def measure() -> None:
             about = (self.name, experiment, found, self.config.commit)
-            serve_arms.measure_rows(*about, counted=counted).write(self.output / DATA)
+            layers.measure_rows(*about, counted=counted).write(self.output / DATA)
 
         total = found.cpu.rows
         looks = 0 if counted else total * len(found.cpu.arms)

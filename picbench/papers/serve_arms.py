@@ -7,31 +7,23 @@ scores the testbed's card knows.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import accumulate, cycle, pairwise, product
+from itertools import cycle, product
 from operator import methodcaller
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from picbench.engines.algorithms import Registry, parse, stand_ins
-from picbench.engines.algorithms.epic import Epic
+from picbench.engines.algorithms import Registry, parse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.planning.layout import lay_out
-from picbench.engines.planning.policy import Segment
 from picbench.engines.request import Request, Result
 from picbench.errors import ConfigError, InvalidRun
-from picbench.figures.picture import example_picks, planned_tokens
 from picbench.papers import arm_scores
 from picbench.papers.arm_scores import FULL, ArmRows, Case, ScoredPart
-from picbench.papers.data import ExperimentData, Number, PointArm, PointData, conditions
-from picbench.papers.settings import BASE, TESTBED, LatencyPoint, RowExperiment
+from picbench.papers.settings import BASE, LatencyPoint
 from picbench.run import runner
 from picbench.run.job import Anchors, anchors_of, blocks
 from picbench.run.measurements import Accuracy, Outcome, ServeAlone, ServeScores
@@ -43,14 +35,12 @@ from picbench.store.records import answer_nats, failure_of
 from picbench.store.summary import NO_CONTEXT
 from picbench.tables.page import page, save
 from picbench.tables.table import table
-from picbench.workloads import models
 from picbench.workloads.sample import Sample
 from picbench.workloads.scoring import LIKELIHOOD
 from picbench.workloads.testbed import DATASETS, model_path
 
 if TYPE_CHECKING:
-    from picbench.engines.oracle import GivenSegment, Oracle
-    from picbench.workloads.testbed.pic import PromptTokens
+    pass
 
 #: Rows that are served together. With more, chunk KV is evicted before its last request.
 WINDOW = 10
@@ -384,127 +374,3 @@ def serve_prompt(engine: Engine, name: str, *, arm: str, size: LatencyPoint) -> 
     found = ask(name)
     ttft, counts = found.timings.ttft, found.counts
     return {"ttft_ms": ttft * 1e3, "linked": counts.linked, "compiled": counts.compile_work}
-
-
-#: Figures of an arm, by layer or by place of a token in its chunk.
-Figures = Sequence[Mapping[str, Number]]
-
-
-def measure_rows(
-    paper: str, name: str, experiment: RowExperiment, commit: str | None, *, counted: bool
-) -> ExperimentData:
-    """What the question's tokens of each row attend to or, `counted`, what every layer computes."""
-    from tokenizers import Tokenizer
-
-    from picbench.engines.oracle import Oracle
-    from picbench.workloads import testbed
-    from picbench.workloads.testbed.judge import tokens_of
-    from picbench.workloads.testbed.prompt import Coder
-
-    folder, settings = Path(models.resolve(BASE).path), experiment.cpu
-    coder = Coder(Tokenizer.from_file(str(folder / "tokenizer.json")))
-    if counted:
-        config = json.loads((folder / "config.json").read_bytes())
-        measured: Callable[[PromptTokens, str], Figures] = partial(count_layers, config)
-    else:
-        count = settings.tokens if experiment.by == "token" else None
-        measured = partial(look, Oracle(folder), count)
-    points = []
-    for number, row in enumerate(testbed.rows(settings.dataset, count=settings.rows), 1):
-        prompt = tokens_of(row, coder)
-        tokens = sum(map(len, (prompt.head, *prompt.chunks, prompt.tail)))
-        facts = {"requests": 1, "mean_tokens": tokens}
-        figures = [measured(prompt, arm) for arm in settings.arms]
-        for place, metrics in enumerate(zip(*figures, strict=True), 1):
-            arms = dict(zip(settings.arms, map(PointArm, metrics), strict=True))
-            points.append(PointData(str(place), number, facts, arms))
-        runner.say(f"{name}: {number} of {settings.rows} rows")
-    known = provenance.facts("gpu", "torch", "transformers", "commit", commit=commit)
-    of_rows = f"{settings.rows} rows of {settings.dataset}-like"
-    if counted:
-        model, where = "testbed's shape", "Counted from plans, not timed"
-        caption = (
-            f"{where}; commit {known['commit'][:7]}. {model}, {of_rows}, chunks cached. Tokens "
-            "that CacheBlend picks after its check layer, here evenly spread ones, go through the "
-            "first layers again in picbench."
-        )
-    else:
-        model, where = TESTBED, known["gpu"]
-        caption = (
-            f"Hugging Face's model in float32 on {where}; torch {known['torch']}, transformers "
-            f"{known['transformers']}; commit {known['commit'][:7]}. {model}, {of_rows}, attention "
-            "of the question's tokens, averaged over them; chunks but the first."
-        )
-    about = conditions(caption, model, where, known["commit"], repeats="rows")
-    return ExperimentData(paper, name, "cpu", experiment.varies, about, points)
-
-
-def look(oracle: "Oracle", count: int | None, prompt: "PromptTokens", arm: str) -> Figures:
-    """The question's attention under an arm (`even_shares`); in full recompute chunks are text."""
-    from picbench.engines.oracle import epic, naive
-
-    algorithm = parse(arm)
-    rule = epic(algorithm.k) if isinstance(algorithm, Epic) else naive()
-    kind = "text" if arm == "full" else "chunk"
-    segments: list[GivenSegment] = [("text", prompt.head)]
-    segments += [(kind, chunk) for chunk in prompt.chunks]
-    segments.append(("text", prompt.tail))
-    attention = oracle.attention(segments, rule, len(prompt.tail)).numpy()
-    spans = list(pairwise(accumulate(map(len, prompt.chunks), initial=len(prompt.head))))
-    return even_shares(attention, spans, count)
-
-
-def even_shares(
-    attention: np.ndarray, spans: Sequence[tuple[int, int]], tokens: int | None
-) -> Figures:
-    """What each of the first `tokens` of chunks gets, over an even share of its chunk's attention.
-
-    `attention` is [layers, heads, tokens of the prompt]; `spans` are those of chunks, of which the
-    first is left out. Averaged over chunks, layers and heads; figures of layers without `tokens`.
-    """
-    chunks = [attention[..., begin:end] for begin, end in spans[1:]]
-    found = [c[..., : tokens or 4] / c.mean(axis=-1, keepdims=True) for c in chunks]
-    shares = np.asarray(np.mean(found, axis=0))
-    if tokens:
-        return [{"share": round(float(share), 4)} for share in shares.mean(axis=(0, 1))]
-    figures = {
-        "first_share": shares[..., 0].mean(axis=1),
-        "sinks_share": shares.mean(axis=(1, 2)),
-        "top_head_share": shares.mean(axis=2).max(axis=1),
-    }
-    layers = range(len(shares))
-    return [{name: round(float(of[n]), 4) for name, of in figures.items()} for n in layers]
-
-
-def count_layers(config: Mapping[str, Any], prompt: "PromptTokens", arm: str) -> Figures:
-    """Of each layer: tokens with new keys and values, tokens that leave it, 10^9 operations.
-
-    They are those of a Llama model with the shape in its config.json, for a prompt whose chunks are
-    cached. Which tokens are picked is not known; as an example they are evenly spread, which
-    the number of pairs depends on and nothing else.
-    """
-    chunks = [Segment(tuple(chunk), chunk=True) for chunk in prompt.chunks]
-    segments = [Segment(tuple(prompt.head)), *chunks, Segment(tuple(prompt.tail))]
-    algorithm = parse(arm)
-    layout = algorithm.layout(anchors=stand_ins(algorithm.anchor_text))
-    plan = lay_out(algorithm.arrange(segments, layout), algorithm.plan_chunk, layout)
-    planned = planned_tokens(plan, example_picks(plan))
-    computed = [t.position for t in planned if t.compiled is None]
-    tokens, pairs = len(computed), sum(position + 1 for position in computed)
-    layers = [(tokens, tokens, pairs)] * config["num_hidden_layers"]
-    if plan.picks is not None and plan.picks.deviation is not None:
-        total = plan.end
-        layers[0] = (tokens + total, tokens + total, pairs + total * (total + 1) // 2)
-        layers[1] = (tokens + total, tokens, pairs)
-    hidden, size = config["hidden_size"], config["head_dim"]
-    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
-    # Operations of a token: query, key and value; output projection and MLP; and of a pair. A
-    # multiplication and an addition of matrices are two.
-    projection = 2 * hidden * (heads + 2 * groups) * size
-    finish = 2 * hidden * (heads * size + 3 * config["intermediate_size"])
-    figures = []
-    for projected, finished, attended in layers:
-        operations = projected * projection + finished * finish + attended * 4 * heads * size
-        counted = {"projected": projected, "finished": finished}
-        figures.append({**counted, "gigaoperations": round(operations / 1e9, 6)})
-    return figures

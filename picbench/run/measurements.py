@@ -147,6 +147,17 @@ class ScoredPage(SettingsModel):
     output: Folder = setting(PARTS.parent)
 
 
+class Sinks(Measured):
+    """How much of the question's attention to chunks their first tokens draw, by layer."""
+
+    output: Folder = setting(Path("results/accuracy"))
+    model: tuple[str, ...] = setting(
+        ("smollm2", "testbed"), "Repeat the flag to compare.", metavar="MODEL"
+    )
+    dataset: str = setting("musique", "Of bundled rows.", metavar="NAME")
+    rows: int = setting(10, ge=1)
+
+
 class OfGrid(Served):
     """Settings of what is served to measure a grid, or to check one."""
 
@@ -393,6 +404,7 @@ MEASUREMENTS = (
     Measurement(
         "shared-decode", DecodeShared, "experiments.shared_kernels:measure", interpreted=True
     ),
+    Measurement("sinks", Sinks, "papers.layers:measure_sinks"),
     Measurement("small-steps", SmallSteps, "experiments.engine_speed:SMALL_STEPS.measure"),
     Measurement("storm", Storm, "experiments.storm:measure", exact=True),
     Measurement("tiers", Tiers, "experiments.tiers:measure"),
