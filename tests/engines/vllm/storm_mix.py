@@ -36,7 +36,9 @@ SEVERAL = (13, 5)
 
 
 def draw_mix(draw: Any, seed: int, count: int) -> list[Request]:
-    """`count` requests; every seventh has no chunks, in some a chunk occurs twice.
+    """`count` requests; every seventh has no chunks, every fourth brings its reply.
+
+    In some a chunk occurs twice.
 
     Prompts begin with a text or a chunk, and end with a text, with a chunk, or where a block ends.
     """
@@ -65,4 +67,6 @@ def _request(
     algorithm, salt = dice.choice(ALGORITHMS), dice.choice([None, None, "another tenant"])
     if index % 7 == 0:
         segments = [Text(tokens=tuple(t for s in segments for t in s.tokens or ()))]
-    return Request(segments, algorithm, dice.choice([1, 2, 16, 24]), salt)
+    tokens = dice.choice([1, 2, 16, 24])
+    reply = draw(tokens, 200_000 + index) if index % 4 == 1 else None
+    return Request(segments, algorithm, tokens, salt, reply=reply)

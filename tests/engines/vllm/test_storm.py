@@ -132,6 +132,7 @@ def engine_of(
             batch_tokens=batch_tokens,
             max_requests=storm.running,
             tiers=tiers,
+            forced_replies=True,
         )
     )
 
@@ -271,6 +272,8 @@ def survive(driver: Driver, requests: list[Request], expected: Tokens) -> Tokens
     expected = expected or driver.tokens
     assert len(driver.tokens) > len(requests) // 3
     assert all(expected[index] == tokens for index, tokens in driver.tokens.items())
+    given = {i: request.reply for i, request in enumerate(requests) if request.reply}
+    assert all({*driver.tokens[i]} == {given[i]} for i in driver.tokens.keys() & given.keys())
     engine = driver.engine
     assert all(sum(s.blocks.values()) == s.pool for s in engine.memory)
     assert engine.drained
