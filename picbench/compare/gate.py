@@ -30,6 +30,7 @@ from picbench.errors import IncomparableRuns
 from picbench.statistics.significance import SURE
 from picbench.store.provenance import annotation
 from picbench.store.reader import Run
+from picbench.tables.metrics import OF_ANSWERS
 from picbench.tables.table import Column, Table
 
 #: Chance that any time of an unchanged run is called a regression, over all times of the gate.
@@ -194,7 +195,7 @@ class _ArmChecks:
             timed = metric.change.pairs if metric else 0
             if timed < expected:
                 message = f"measured of {expected:,} before, of {timed:,} of these now"
-                yield name, unsure, expected, timed, message, False
+                yield name, unsure, expected, timed, message, name in OF_ANSWERS
         whole = {c.name: c for c in (*self.comparison.counters, *self.comparison.rates)}
         for name, tolerance in limits.counters.items():
             if name in whole:
@@ -287,8 +288,8 @@ class _ArmChecks:
         self, metric: _Change, ratio: float, limit: float, reach: float | None, message: str
     ) -> _Found:
         """A ratio above its limit is a regression unless chance, up to `reach`, explains it."""
-        verdict = GateVerdict.OK
-        if not self.alike:
+        verdict, answers = GateVerdict.OK, metric.name in OF_ANSWERS
+        if not (self.alike or answers):  # The machine changes times, and no answers.
             verdict = GateVerdict.INCONCLUSIVE
         elif ratio > limit:
             sure = reach is not None and log(ratio) > reach
@@ -298,7 +299,7 @@ class _ArmChecks:
             most = f"{exp(reach):.3f}x" if reach < log(_LARGEST_NOISE) else "any factor"
             message += f", noise up to {most}"
         # Rates have a margin if the user sets one; times always drift beyond theirs at times.
-        margin = isinstance(metric, CounterChange) and self.alike
+        margin = answers or (isinstance(metric, CounterChange) and self.alike)
         beyond = margin and verdict is GateVerdict.INCONCLUSIVE
         return metric.name, verdict, metric.before, metric.after, message, beyond
 

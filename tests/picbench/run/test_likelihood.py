@@ -104,9 +104,25 @@ def test_perplexity_is_gated(harness: Harness, tmp_path: Path) -> None:
         run = read_run(run_fakes(again, tmp_path / name, "full", **ASKED))
         [check] = [c for c in judge_arms(measured_arms(run), saved) if c.metric == "perplexity"]
         found[name] = check.verdict
+        elsewhere = judge_arms(measured_arms(run), saved, times=False)
+        assert check.verdict in {c.verdict for c in elsewhere if c.metric == "perplexity"}
     assert found == {"same": GateVerdict.OK, "worse": GateVerdict.REGRESSION}
     plain = read_run(run_fakes(harness, tmp_path / "plain", "full"))
     assert make_baseline([plain]).thresholds.perplexity is None
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["by chance", "not measured"])
+def test_perplexity_that_may_have_grown_does_not_pass(
+    harness: Harness, tmp_path: Path, lost: bool
+) -> None:
+    run = read_run(run_fakes(harness, tmp_path / "saved", "full", **ASKED))
+    saved, arm = make_baseline([run]), measured_arms(run)["full"]
+    first, *others = arm.times["perplexity"]
+    assert first is not None
+    changed = (None if lost else 10 * first, *others)
+    arms = {"full": replace(arm, times={**arm.times, "perplexity": changed})}
+    [check, *_] = [c for c in judge_arms(arms, saved) if c.metric == "perplexity"]
+    assert (check.verdict, check.fails) == (GateVerdict.INCONCLUSIVE, True)
 
 
 @pytest.mark.parametrize("wrong", ["likely", "longbench,cacheblend", "likelihood,likelihood", ","])
