@@ -29,6 +29,7 @@ from picbench.store.records import (
     answer_nats,
     compare_steps,
     failure_of,
+    likeliest,
     to_rows,
 )
 from picbench.store.summary import BASELINE
@@ -177,9 +178,11 @@ class Rounds:
                     sent = self._rewrite(arm, given)
                     result = self._send(arm, sent, arrivals)
                     if golds := self._job.workload.golds:
-                        result, known = self._force(arm, sent, result, golds, logprobs=0)
+                        result, known = self._force(arm, sent, result, golds, logprobs=1)
                         nats = {sample: answer_nats(reply) for sample, reply in known.items()}
                         result = replace(result, nlls=tuple(nats.get(s.id) for s in sent))
+                        firsts = {sample: likeliest(reply) for sample, reply in known.items()}
+                        result = replace(result, firsts=tuple(firsts.get(s.id) for s in sent))
                 except EngineError as error:
                     gone[arm] = str(error)
             if arm in gone:

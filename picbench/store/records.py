@@ -110,8 +110,9 @@ class GroupResult:
     `compiled` the kernels that were compiled meanwhile, `evicted` the blocks of `chunk` and
     `prefix` KV that lost it. If it is not `clean`, a request failed and each was run again on its
     own, so that timings mean nothing. `counted` is what a remote server counted meanwhile. `nlls`
-    are what requests cost whose reply was the right answer, in nats a token (see `answer_nats`);
-    empty where that was not asked, as is `fidelity`.
+    are what requests cost whose reply was the right answer, in nats a token (see `answer_nats`),
+    `firsts` what would have been the first tokens of replies; empty where that was not asked, as is
+    `fidelity`.
     """
 
     outcomes: tuple[Result | ServedReply | Failure, ...]
@@ -124,6 +125,7 @@ class GroupResult:
     evicted: Mapping[str, int] = field(default_factory=dict)
     counted: ServerCounts | None = None
     nlls: tuple[float | None, ...] = ()
+    firsts: tuple[int | None, ...] = ()
     fidelity: tuple[Fidelity | None, ...] = ()
 
 
@@ -219,7 +221,7 @@ class SampleRow:
     are numbered through. `arrival_ms` counts from the start of the arm's batch; it is None in a
     closed loop. A request was submitted `late_ms` after it arrived, which is part of its latencies.
     `nll` is the negative log-probability of the right answer in nats a token, if it was measured,
-    `kl` and `same_top` the row's `Fidelity`.
+    and `first` the id of the likeliest first token; `kl` and `same_top` are the row's `Fidelity`.
     """
 
     arm: str
@@ -247,6 +249,7 @@ class SampleRow:
     expected_reuse: int | None = None
     repeat: int = 0
     nll: Nats | None = None
+    first: int | None = None
     kl: Nats | None = None
     same_top: Score | None = None
 
@@ -265,10 +268,11 @@ def to_rows(batch: ArmBatch, grader: Grader, sets: Mapping[str, ChunkSet]) -> li
     """The rows of a batch, in the order of its samples; `sets` has every sample's chunks."""
     nothing = [None] * len(batch.samples)
     arrivals: Sequence[float | None] = batch.arrivals or nothing
-    judged = batch.result.nlls or nothing, batch.result.fidelity or nothing
-    columns = batch.samples, batch.result.outcomes, arrivals, *judged
+    result = batch.result
+    judged = (column or nothing for column in (result.nlls, result.firsts, result.fidelity))
+    columns = batch.samples, result.outcomes, arrivals, *judged
     rows = []
-    for sample, reply, arrival, nll, fidelity in zip(*columns, strict=True):
+    for sample, reply, arrival, nll, first, fidelity in zip(*columns, strict=True):
         row = SampleRow(
             arm=batch.arm,
             sample=sample.id,
@@ -284,7 +288,7 @@ def to_rows(batch: ArmBatch, grader: Grader, sets: Mapping[str, ChunkSet]) -> li
             rows.append(replace(row, outcome="error", error=error))
             continue
         score, outcome = grader(reply.text, sample.answers)
-        row = replace(row, timed=batch.result.clean, outcome=outcome, score=score, nll=nll)
+        row = replace(row, timed=result.clean, outcome=outcome, score=score, nll=nll, first=first)
         if fidelity is not None:
             row = replace(row, kl=fidelity.kl, same_top=fidelity.same_top)
         rows.append(replace(row, **_measured(reply, sample, queued=arrival is not None)))
@@ -298,6 +302,12 @@ def answer_nats(reply: Result) -> float:
     """
     steps = zip(reply.tokens, reply.logprobs or (), strict=True)
     return max(0.0, -fsum(step[token] for token, step in steps) / len(reply.tokens))
+
+
+def likeliest(reply: Result) -> int:
+    """The token that the model would have begun a reply with that was forced."""
+    first = (reply.logprobs or ())[0]
+    return max(first, key=first.__getitem__)
 
 
 def compare_steps(full: Result, other: Result) -> Fidelity:

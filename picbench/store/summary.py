@@ -77,11 +77,13 @@ class Likelihood:
     right answer than the arm ``nocontext``: 1 for `full`, 0 without chunks. It is over the samples
     that all three arms have, from `low` to `high` with 95 % confidence: over sets of documents, or
     over requests where all are linked. None where `full` gains nothing or an arm is missing; `low`
-    and `high` also where it may gain nothing.
+    and `high` also where it may gain nothing. `same_first` is the share of samples that both have
+    at which the arm would begin its reply with the token that `full` would.
     """
 
     nll: float
     samples: int
+    same_first: float | None = None
     kept: float | None = None
     low: float | None = None
     high: float | None = None
@@ -318,10 +320,11 @@ def summarise_likelihood(
     own, clusters = _nats(rows := list(rows)), {row.sample: row.cluster for row in rows}
     if not own:
         return None
-    found = Likelihood(fmean(own.values()), len(own))
-    best, worst = (
-        _nats(tallies[name].rows if name in tallies else ()) for name in (BASELINE, NO_CONTEXT)
-    )
+    full, bare = (tallies[name].rows if name in tallies else () for name in (BASELINE, NO_CONTEXT))
+    begun, firsts = _firsts(rows), _firsts(full)
+    same_first = mean(float(begun[key] == firsts[key]) for key in begun.keys() & firsts.keys())
+    found = Likelihood(fmean(own.values()), len(own), same_first)
+    best, worst = _nats(full), _nats(bare)
     shared = [key for key in own if key in best and key in worst]
     first = [worst[key] - own[key] for key in shared]
     second = [worst[key] - best[key] for key in shared]
@@ -342,6 +345,10 @@ def _mean_fidelity(rows: Iterable[SampleRow]) -> Fidelity | None:
 
 def _nats(rows: Iterable[SampleRow]) -> dict[tuple[str, int], float]:
     return {(row.sample, row.repeat): row.nll for row in rows if row.nll is not None}
+
+
+def _firsts(rows: Iterable[SampleRow]) -> dict[tuple[str, int], int]:
+    return {(row.sample, row.repeat): row.first for row in rows if row.first is not None}
 
 
 def count_outcomes(rows: Iterable[SampleRow]) -> dict[str, int]:

@@ -29,7 +29,7 @@ ANSWERED, SCORE = "answered", "score"
 
 #: What tells of answers, and so means nothing with random weights.
 OF_ANSWERS = ("perplexity", "exp_kl")
-JUDGED = (SCORE, *OF_ANSWERS, "nll", "kept", "kl", "same_top")
+JUDGED = (SCORE, *OF_ANSWERS, "nll", "kept", "same_first", "kl", "same_top")
 
 
 class Pairing(StrEnum):
@@ -378,6 +378,16 @@ _LISTED = (
         better="higher",
         of_row=None,
         of_ends=_kept_ends,
+    ),
+    _of_answers(
+        "same_first",
+        "same 1st\ntoken",
+        "the share of requests at which the arm would begin the answer with the token that `full` "
+        "would, where right answers are forced",
+        3,
+        "likelihood.same_first",
+        better="higher",
+        of_row=None,
     ),
     _of_answers(
         "kl",

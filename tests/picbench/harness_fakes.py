@@ -130,6 +130,7 @@ class FakeEngine:
         reply = tuple(request.reply or (5, 6))
         # A chunk less makes an answer a nat a token less likely, and reuse costs half of one.
         nats = 3.0 - len(chunks_of(request)) + (0.5 if reused else self.nats)
+        others = {99: -2.0} if request.logprobs == 1 else {}
         return Result(
             text="yes",
             tokens=reply,
@@ -138,7 +139,7 @@ class FakeEngine:
             counts=counts,
             hits=Hits(chunk=1),
             finish_reason="length",
-            logprobs=None if request.logprobs is None else tuple({t: -nats} for t in reply),
+            logprobs=None if request.logprobs is None else tuple({t: -nats} | others for t in reply),
         )
 
 

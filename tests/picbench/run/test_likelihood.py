@@ -41,7 +41,12 @@ def test_answers_are_asked_for_beside_what_is_measured(harness: Harness, tmp_pat
     nats = {"full": 1.0, "nocontext": 3.0, "naive": 1.5}
     assert {(row.arm, row.nll) for row in run.rows} == {*nats.items()}
     assert {row.nll for row in plain.rows} == {None}
-    assert [replace(row, nll=None) for row in run.rows] == list(plain.rows)
+    assert {(row.arm, row.first == 99) for row in run.rows} == {
+        ("full", False),
+        ("nocontext", True),
+        ("naive", False),
+    }
+    assert [replace(row, nll=None, first=None) for row in run.rows] == list(plain.rows)
     assert [arm.moved for arm in run.summary.values()] == [
         arm.moved for arm in plain.summary.values()
     ]
@@ -64,7 +69,9 @@ def test_tables_have_what_is_kept(harness: Harness, tmp_path: Path) -> None:
         "nocontext": "0.00 (0.00 to 0.00)",
         "naive": "0.75 (0.75 to 0.75)",
     }
-    assert "| 1.500 | 0.75 |" in as_markdown([run])
+    assert "| 1.500 | 0.75 | 1.000 |" in as_markdown([run])
+    likely = {name: METRICS["same_first"].of_arm(arm) for name, arm in run.summary.items()}
+    assert likely == {"full": 1.0, "nocontext": 0.0, "naive": 1.0}
     # Without an arm that it needs there is no share, and random weights are marked.
     random = Harness(harness.samples)
     others = read_run(run_fakes(random, tmp_path / "random", "full", "naive", **ASKED)).summary
@@ -254,5 +261,6 @@ def test_failed_requests_have_no_likelihood(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text())["arms"]["full"]["likelihood"] == {
         "nll": 1.0,
         "samples": 1,
+        "same_first": 1.0,
         **dict.fromkeys(("kept", "low", "high")),
     }
