@@ -139,7 +139,9 @@ class FakeEngine:
             counts=counts,
             hits=Hits(chunk=1),
             finish_reason="length",
-            logprobs=None if request.logprobs is None else tuple({t: -nats} | others for t in reply),
+            logprobs=None
+            if request.logprobs is None
+            else tuple({t: -nats} | others for t in reply),
         )
 
 
