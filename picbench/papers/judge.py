@@ -158,7 +158,7 @@ def _judge_scores(claim: Claim, wanted: settings.ScoreQuantity, evidence: Eviden
         places.add("{gpu}, {dtype}".format_map(part.provenance))
     if not cells:
         measured = any(rows_of(evidence.parts, wanted.arms[0], dataset) for dataset in datasets)
-        why = "no score is above zero" if measured else "no scores of these arms"
+        why = "no score is known to be above zero" if measured else "no scores of these arms"
         return _not_measured(claim, why)
     weights = ", ".join(model for model in models if model != BASE) or settings.TESTBED
     rows = [cell.samples for cell in cells]

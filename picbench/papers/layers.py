@@ -6,7 +6,7 @@ Attention is Hugging Face's model's, with explicit masks (`Oracle`); work is cou
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,8 +179,7 @@ def measure_sinks(settings: Sinks) -> Outcome:
     """
     from picbench.engines.oracle import Oracle
 
-    found: dict[str, dict[str, Sequence[float]]] = {}
-    even = {}
+    found, even = dict[str, dict[str, Sequence[float]]](), dict[str, float]()
     for name in settings.model:
         load = load_case(Case(name, settings.dataset), (FULL,), settings.rows)
         oracle, samples = Oracle(Path(load.model.path)), load.samples
@@ -194,21 +193,19 @@ def measure_sinks(settings: Sinks) -> Outcome:
     known = provenance.facts("gpu", "torch", "transformers", "commit", commit=settings.commit)
     columns = [(name, arm) for name, arms in found.items() for arm in arms]
     shares = [found[name][arm] for name, arm in columns]
-    means = ["mean", *(f"{np.mean(share):.3f}" for share in shares)]
-    rows = [means] + [
-        [str(n + 1), *(f"{share[n]:.3f}" if n < len(share) else NOTHING for share in shares)]
-        for n in range(max(map(len, shares)))
-    ]
+    rows = [["mean", *(f"{np.mean(share):.3f}" for share in shares)]]
+    for number, layer in enumerate(zip_longest(*shares), 1):
+        rows.append([str(number), *(NOTHING if s is None else f"{s:.3f}" for s in layer)])
     evenly = ", ".join(f"{share:.3f} on {name}" for name, share in even.items())
     about = (
         f"Hugging Face's model in float32 with explicit masks; {known['gpu']}, torch "
         f"{known['torch']}, transformers {known['transformers']}, commit {known['commit'][:7]}. "
-        f"{settings.rows} bundled rows of {settings.dataset}; attention of the tokens after the "
+        f"{len(samples)} bundled rows of {settings.dataset}; attention of the tokens after the "
         f"chunks, averaged over tokens, heads and rows. An even share would be {evenly}."
     )
     title = "How much of the attention to chunks their first tokens draw, by layer"
     made = page(title, about, table(("layer", *(f"{n}, `{a}`" for n, a in columns)), rows, right=1))
-    document = {"schema": 1, "provenance": known, "rows": settings.rows, "even": even}
+    document = {"schema": 1, "provenance": known, "rows": len(samples), "even": even}
     save(settings.output / "sinks", document | {"shares": found}, made)
     return Outcome(made)
 

@@ -127,18 +127,17 @@ class ScoredRows(runner.Cell):
         window = range(part.rows, min(part.rows + WINDOW, part.wanted))
         jobs = list(product(window, part.arms))
         Random(f"{self.settings.seed} {part.case.name} {part.rows}").shuffle(jobs)
-        requests = [self._request(samples[row], arm) for row, arm in jobs]
+        requests = [self._request(*_sent(samples[row], arm)) for row, arm in jobs]
         served = engine.call(methodcaller("generate", requests))
         results, registry = dict(zip(jobs, served, strict=True)), Registry()
+        for row, arm in product(window, part.arms):
+            check_served(results[row, arm], f"{arm} on row {row} of {part.case.name}")
         for row in window:
             sample = samples[row]
             for arm, rows in part.arms.items():
                 result, what = results[row, arm], f"{arm} on row {row} of {part.case.name}"
-                bare = arm == NO_CONTEXT
-                algorithm = registry.parse(FULL if bare else arm)
-                given = sample.without_chunks() if bare else sample
-                links = arm_scores.planned_links(given, algorithm, self.anchors)
-                check_served(result, what)
+                given, spec = _sent(sample, arm)
+                links = arm_scores.planned_links(given, registry.parse(spec), self.anchors)
                 if result.counts.linked > links:
                     found = f"linked {result.counts.linked} tokens, its plan {links}"
                     raise InvalidRun(f"{what} {found}")
@@ -154,10 +153,14 @@ class ScoredRows(runner.Cell):
         part.write(self.settings.output)
         return {}
 
-    def _request(self, sample: Sample, arm: str) -> Request:
-        bare, gold = arm == NO_CONTEXT, self.load.golds.get(sample.id)
-        request = to_request(sample.without_chunks() if bare else sample, FULL if bare else arm)
+    def _request(self, sample: Sample, spec: str) -> Request:
+        request, gold = to_request(sample, spec), self.load.golds.get(sample.id)
         return request if gold is None else replace(request, reply=gold, logprobs=0)
+
+
+def _sent(sample: Sample, arm: str) -> tuple[Sample, str]:
+    """What an arm is sent, and the algorithm that serves it."""
+    return (sample.without_chunks(), FULL) if arm == NO_CONTEXT else (sample, arm)
 
 
 def check_served(result: Result, what: str) -> None:

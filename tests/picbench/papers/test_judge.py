@@ -257,7 +257,7 @@ def test_rows_are_counted_over_all_sets() -> None:
 def test_what_is_zero_divides_nothing() -> None:
     over = score_claim("naive", "full", ratio=True, least=0.5)
     nothing = judged(over, scored(full=[0.0] * 30, naive=[1.0] * 30))
-    assert nothing.why == "Not measured: no score is above zero."
+    assert nothing.why == "Not measured: no score is known to be above zero."
     # One row of 30 scores: that row may be as rare as chance has it.
     rare = judged(over, scored(full=[1.0] + [0.0] * 29, naive=[1.0] * 30))
     assert rare.interval is not None and rare.interval[0] < 30 < rare.interval[1] / 10
@@ -269,7 +269,7 @@ def test_what_chunks_may_not_be_worth_divides_nothing() -> None:
     gains = scored(full=[-1.0, 1.5] * 15, naive=[0.5] * 30)
     for part in gains.parts.values():
         part.likelihood = True
-    assert judged(over, gains).why == "Not measured: no score is above zero."
+    assert judged(over, gains).why == "Not measured: no score is known to be above zero."
 
 
 def test_the_table_in_a_document_is_replaced(tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ class Answers:
             nats = NATS[str(request.algorithm)] if chunks else 0.9
             counts = TokenCounts(prompt=36 if chunks else 4)
             steps = tuple({token: -nats} for token in request.reply)
-            return replace(reply(*request.reply), logprobs=steps, counts=counts)
+            given = replace(reply(*request.reply), logprobs=steps, counts=counts)
+            error = {"finish_reason": "error", "error": "a fault", "logprobs": None}
+            return replace(given, **error) if self.fails and not chunks else given
         wrong = number < self.wrong and self.arm in (None, request.algorithm) and batch > 1
         found = reply(5, 7 if wrong else 6, gaps=(1.0, 0.5 if wrong else 0.25))
         reused = 0 if request.algorithm == "full" else 20
@@ -225,6 +227,9 @@ def test_right_answers_are_forced_with_and_without_chunks(engine: Answers, tmp_p
     assert score_arms(part)["naive"].kept == pytest.approx((0.75, 0.75, 0.75))
     with pytest.raises(ConfigError, match="other settings"):
         scored(engine, tmp_path, algo=algo)
+    engine.fails = True
+    with pytest.raises(InvalidRun, match="on row 0 of testbed-musique failed: a fault"):
+        scored(engine, tmp_path / "other", likelihood=True, algo=algo)
 
 
 @pytest.mark.engine
