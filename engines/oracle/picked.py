@@ -93,13 +93,15 @@ class BlendedRows:
 class Asked:
     """As many tokens as the first `blocks` of every chunk have, by the question's attention.
 
-    Chunks are `compiled` by a rule; `picked` are positions that an engine picked, None: picked
-    here.
+    They are of whole blocks; with a `share` they are that part of all chunk tokens, each by its own
+    attention. Chunks are `compiled` by a rule; `picked` are positions that an engine picked, None:
+    picked here.
     """
 
     blocks: int = 1
     compiled: Rule = field(default_factory=naive)
     picked: Collection[int] | None = None
+    share: float | None = None
 
     def rows(self, segments: Sequence[GivenSegment]) -> list[ExpandedRow]:
         """The rows of a request in which nothing is linked."""
@@ -119,8 +121,12 @@ class Asked:
         last = max(rows[i].position for i in seen)
         asking = [i for i, r in enumerate(rows) if r.compiled is None and r.position > last]
         total = torch.stack([layer[0][:, asking] for layer in attentions]).sum((0, 1, 2))
-        blocks: dict[tuple[int, int], list[int]] = {}
         spans = chunk_spans(segments)
+        if self.share is not None:
+            count = int(round(self.share * sum(length for _, length in spans), 6))
+            order = total[seen].argsort(descending=True, stable=True)[:count]
+            return {rows[seen[i]].position - first for i in order.tolist()}
+        blocks: dict[tuple[int, int], list[int]] = {}
         for i in seen:
             chunk, position = rows[i].compiled, rows[i].position - first
             assert chunk is not None

@@ -318,7 +318,7 @@ class _Builder:
                 raise ValueError("tokens are picked in prompts without gaps, pads and empty slots")
             at += len(segment.tokens)
         count = min(selection.count(self._lengths), self._pickable)
-        return Picks(count, selection.deviation)
+        return Picks(count, selection.deviation, selection.share is not None)
 
     def _links(
         self, policy: ChunkPolicy, segment: Segment, start: int

@@ -168,8 +168,7 @@ class DeviationSelection:
 
     def count(self, lengths: Sequence[int]) -> int:
         """How many tokens of chunks of such lengths are linked."""
-        # The product has rounding errors: 0.29 * 100 must be 29, not 28.
-        return floor(round(self.share * sum(lengths), 6))
+        return _share_of(lengths, self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +176,12 @@ class QuestionSelection:
     """Linked tokens that are known only once the request runs: what its question attends to.
 
     They are as many as the first `most` tokens of every chunk, from the blocks with the most
-    attention a token. The request's chunks stay as they are, so that requests may share them.
+    attention a token; with a `share`, that part of the tokens of all chunks, rounded down, those
+    with the most attention. The request's chunks stay as they are, so that requests may share them.
     """
 
-    most: int
+    most: int = 0
+    share: float | None = None
 
     @property
     def deviation(self) -> None:
@@ -189,18 +190,26 @@ class QuestionSelection:
 
     def count(self, lengths: Sequence[int]) -> int:
         """How many tokens of chunks of such lengths are linked."""
+        if self.share is not None:
+            return _share_of(lengths, self.share)
         return sum(min(self.most, length) for length in lengths)
+
+
+def _share_of(lengths: Sequence[int], share: float) -> int:
+    # The product has rounding errors: 0.29 * 100 must be 29, not 28.
+    return floor(round(share * sum(lengths), 6))
 
 
 @dataclass(frozen=True, slots=True)
 class Picks:
     """A selection for one prompt: `count` tokens with the largest `deviation`.
 
-    Without one, those of the blocks that the question attends to most.
+    Without one, those that the question attends to most: `single` ones, or those of whole blocks.
     """
 
     count: int
     deviation: Deviation | None
+    single: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ def cases(vocabulary: int, orders: Sequence[str] = ORDERS) -> Iterator[OracleCas
         "cacheblend:r=0.15": Blend(0.15),
         "cacheblend:r=0.15:deviation=k": Blend(0.15, "k"),
         "mepic:select=question": Asked(),
+        "prophetkv:r=0.2": Asked(share=0.2),
         "full": full(),
     }
     draw = partial(random_tokens, vocabulary=vocabulary)

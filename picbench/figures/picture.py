@@ -99,10 +99,10 @@ def planned_tokens(plan: Plan, picked: Collection[int] = ()) -> list[PlannedToke
 def example_picks(plan: Plan) -> frozenset[int]:
     """Positions that a worker might pick: as many as the plan says, evenly spread over chunks.
 
-    By a question it picks block by block.
+    Where it does not pick single tokens, it picks block by block.
     """
     count = plan.picks.count if plan.picks else 0
-    if plan.picks is not None and plan.picks.deviation is None:
+    if plan.picks is not None and not plan.picks.single:
         pages = [page for view, start in plan.placed for page in view.pages_at(start)]
         blocks = [[p for p in page.positions if p != GAP] for page in pages]
         wanted = -(-count // plan.block_size)

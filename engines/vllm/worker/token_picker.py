@@ -8,9 +8,9 @@ known by then. What both codes get wrong does not arise: positions are logical, 
 RoPE are the model's own, rows see what precedes them, and text before, between and after chunks is
 always computed.
 
-By the question, blocks of chunks are ranked by their tokens' mean share of its attention
-(`QuestionAttention`), and tokens are linked in that order; nothing in the cache is changed. Chunks'
-attention sinks do not count: any question attends to them.
+By the question, tokens of chunks are ranked by their share of its attention (`QuestionAttention`),
+or their blocks by its mean, and tokens are linked in that order; nothing in the cache is changed.
+Chunks' attention sinks do not count for blocks: any question attends to them.
 
 A request is picked for when it computes its first tokens, after its copies were made, and again if
 it lost its blocks. Each is picked for alone, so that its batch makes no difference.
@@ -123,10 +123,11 @@ class TokenPicker:
             tokens = send(pickable.prompt[computed])
             attended = self._question.run(tokens, send(computed), cached, pickable.stop)
             # Every rank has some of the heads.
-            attended = tensor_model_parallel_all_reduce(attended)
-            # A chunk that was compiled alone has its attention sink at its start.
-            counted = (cached.cached_at > 0).float()
-            scores = _block_means(attended, counted, send(pickable.slots // BLOCK_SIZE))
+            scores = tensor_model_parallel_all_reduce(attended)
+            if not pickable.picks.single:
+                # A chunk that was compiled alone has its attention sink at its start.
+                counted = (cached.cached_at > 0).float()
+                scores = _block_means(scores, counted, send(pickable.slots // BLOCK_SIZE))
         else:
             prompt = send(pickable.prompt[: pickable.stop])
             found = self._replace_first_layers(prompt, cached, deviation)

@@ -184,6 +184,8 @@ def test_pad_option():
         ("cacheblend:copy=shared", "use select=first"),
         ("cacheblend:pad=paper", "use select=first"),
         ("cacheblend:select=first:deviation=k", "compares nothing"),
+        ("prophetkv:r=2", "use a number from 0.0 to 1.0"),
+        ("prophetkv:pad=paper", "visible pads would be among them"),
     ],
 )
 def test_bad_specs_say_what_to_try(spec, message):
@@ -205,6 +207,14 @@ def test_mepic_leaves_the_choice_to_the_worker():
     assert policy.selection == QuestionSelection(32)
     assert (list(policy.linked), policy.anchor, policy.private) == ([], Anchor(head=True), False)
     assert parse("mepic:select=first").plan_chunk(1, 100).selection is None
+
+
+def test_prophetkv_leaves_the_choice_to_the_worker():
+    policy = parse("prophetkv:r=0.29").plan_chunk(1, 100)
+    assert policy.selection == QuestionSelection(share=0.29)
+    assert policy.selection.count([60, 40]) == 29
+    assert (list(policy.linked), policy.private) == ([], True)
+    assert not parse("prophetkv:copy=shared").plan_chunk(1, 100).private
 
 
 def test_labels_say_what_is_static():

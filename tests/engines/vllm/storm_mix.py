@@ -22,6 +22,7 @@ ALGORITHMS = (
     "cacheblend:r=0.2",
     "mepic:select=question",
     "mepic:select=question:anchor=passage",
+    "prophetkv:r=0.2",
     "naive:anchor=passage",
     "epic:k=4:anchor=./other.txt",
     "full",

@@ -73,12 +73,41 @@ def test_what_is_picked_is_what_the_oracle_picks(
             assert compiled or counts.compile_work == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [("r=0.2", 0.2), ("r=0.35:copy=shared:context=document", 0.35), ("r=0.1:anchor=passage", 0.1)],
+)
+def test_tokens_by_their_own_attention(
+    starved: Engine, oracle: Oracle, draw: Any, deviation: Any, options: str, share: float
+) -> None:
+    given = list(prompts(draw).values())
+    requests = [Request(segments, algorithm=f"prophetkv:{options}") for segments in given]
+    for private in (True, False):
+        replies = serve_picked(starved, requests)
+        for segments, request, reply in zip(given, requests, replies, strict=True):
+            rule = replace(rule_of(f":{options}", segments), share=share)
+            require_right(oracle, deviation, request, reply, rule)
+            assert len(reply[1]) == int(round(share * sum(chunk_lengths(request)), 6))
+            assert (reply[0].hits.copied > 0) == ("shared" not in options)
+        assert private or all(result.counts.compile_work == 0 for result, _ in replies)
+
+
+def test_a_share_of_nothing_is_naive(
+    starved: Engine, oracle: Oracle, draw: Any, deviation: Any
+) -> None:
+    request = Request(prompts(draw)["text before"], algorithm="prophetkv:r=0")
+    [(result, picked)] = serve_picked(starved, [request])
+    assert not picked
+    assert deviation(oracle, naive(), request, result) < TOLERANCE
+
+
 def test_a_mixed_batch_that_is_short_of_blocks(
     starved: Engine, oracle: Oracle, draw: Any, deviation: Any
 ) -> None:
     """Picked again after blocks were lost, and never before chunks are there."""
     starved.reset()
     rules: dict[str, Any] = {SPEC: Asked(), "mepic": mepic(), "naive": naive(), "prefix": full()}
+    rules["prophetkv:r=0.2"] = Asked(share=0.2)
     requests = [
         Request([*segments, Text(tokens=draw(3, i))], algorithm=spec)
         for i, spec in enumerate([*rules, SPEC])

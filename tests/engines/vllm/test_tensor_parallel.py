@@ -19,6 +19,7 @@ RULES = {
     "epic:k=16:copy=private": epic(16),
     "cacheblend:r=0.15": Blend(0.15),
     "mepic:select=question": Asked(),
+    "prophetkv:r=0.2": Asked(share=0.2),
     "mepic": mepic(),
     "full": full(),
 }

@@ -214,7 +214,7 @@ TOKENS = [12, 13, 14, 15, 99, 99, 10, 11, 16, 17]
 @pytest.mark.parametrize("bare", [False, True])
 def test_picked_requests_are_arranged_anew(table: FakeTable, send: Any, bare: bool) -> None:
     requests = PlannedRequests(2, table, keys_without_rope=bare)
-    picks = Picks(2, Deviation.VALUES)
+    picks = Picks(2, Deviation.VALUES, single=True)
     requests.add("picks", send(UNPICKED, 8, [(0, 4, 2)], max_tokens=2, picks=picks), 10)
     assert list(requests.slot_maps) == ["picks"]
     pickable = Pickable.of(requests.slot_maps["picks"], TOKENS)
@@ -237,7 +237,9 @@ def test_picked_requests_are_arranged_anew(table: FakeTable, send: Any, bare: bo
 
 def test_a_request_with_picks_is_never_run_as_a_plain_one(table: FakeTable, send: Any) -> None:
     requests = PlannedRequests(2, table)
-    requests.add("picks", send([0, 1, 2, 3], 4, [(0, 2, 0)], picks=Picks(0, Deviation.KEYS)), 4)
+    requests.add(
+        "picks", send([0, 1, 2, 3], 4, [(0, 2, 0)], picks=Picks(0, Deviation.KEYS, single=True)), 4
+    )
     assert "picks" in requests
     requests.add("static", send([0, 1, 2, 3], 4, [(0, 2, 0)]), 4)
     assert "static" not in requests
