@@ -84,7 +84,7 @@ class Limits:
             raise ConfigError(
                 f"a chunk and the text that it is compiled after have {footprint.compile_end} "
                 f"tokens; the context has {self.positions}",
-                hint="raise `context` (vLLM: max_model_len), or send a shorter document",
+                hint="raise `context` (vLLM: max_model_len), or use a shorter anchor or document",
             )
         # It samples a token, which is dropped; vLLM does not end requests without room for one.
         compiled = footprint.compile_slots + 1
@@ -92,7 +92,7 @@ class Limits:
             raise ConfigError(
                 f"a chunk and the text that it is compiled after need {compiled} KV slots with "
                 f"pads; the engine has room for {self.capacity} a request",
-                hint="raise `context` (vLLM: max_model_len), or send a shorter document",
+                hint="raise `context` (vLLM: max_model_len), or use a shorter anchor or document",
             )
         if footprint.end + max_tokens > self.positions:
             raise ConfigError(

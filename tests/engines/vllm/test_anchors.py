@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_file_is_in_view_while_chunks_are_compiled(file: Path, deviation: Any) -> None:
     spec = f"mepic:anchor={file}"
-    config = small_config(model_path(), 100, 512, algorithm=spec, tiers="", anchors={})
+    config = small_config(model_path(), 400, 2048, algorithm=spec, tiers="", anchors={})
     encode = ModelTokenizer(config.model).encode
     text, keeper = encode(file.read_text()), encode("The keeper wrote a letter. " * 4)
     segments = [Text(tokens=encode("Read.")), Chunk(tokens=keeper), Text(tokens=encode("Who?"))]
