@@ -17,7 +17,7 @@ PROSE = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 MOST_LINES = 60
 
 #: Lines of each package, at most. They fall; a commit that raises one says what a user gets for it.
-LINES = {"engines": 18_072, "kernels": 6_550, "picbench": 26_928, "workloads": 7_589}
+LINES = {"engines": 18_072, "kernels": 6_550, "picbench": 26_929, "workloads": 7_614}
 
 #: Files of each package, at most. A file has one public noun, and rather 150 to 500 lines than few.
 FILES_OF = {"engines": 118, "kernels": 58, "picbench": 92, "workloads": 72}

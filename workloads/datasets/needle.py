@@ -15,7 +15,7 @@ from picbench.workloads.metrics.abstention import abstains
 from picbench.workloads.prompts.segmentation import before_in_sections, sentences
 from picbench.workloads.prompts.template import Template
 from picbench.workloads.sources.row import DatasetRow
-from picbench.workloads.sources.source import RowSource, no_rows, text_files
+from picbench.workloads.sources.source import RowSource, no_rows, read_texts, text_files
 
 _HOTELS = ("Albatross", "Bellweather", "Cormorant", "Dovecote", "Eiderdown", "Foxglove", "Gable",
            "Harbour", "Isthmus", "Juniper", "Kestrel", "Lantern")  # fmt: skip
@@ -109,7 +109,7 @@ def _gather(files: list[Path], reading: Reading, grid: Grid) -> Haystack:
     """Concatenate texts until they are as long as the grid's longest haystack."""
     found: list[str] = []
     ends = [0]
-    for text in _texts(files, reading):
+    for text in read_texts(files, reading.bad):
         added = sentences(text)
         found += added
         ends += list(accumulate(reading.count(added), initial=ends[-1]))[1:]
@@ -121,26 +121,3 @@ def _gather(files: list[Path], reading: Reading, grid: Grid) -> Haystack:
             hint="`data` names a folder with more text files, or `grid` a smaller haystack",
         )
     return Haystack(tuple(found), tuple(ends[1:]), f"{files[0]}:1")
-
-
-def _texts(files: list[Path], reading: Reading) -> Iterator[str]:
-    for file in files:
-        try:
-            yield _read(file).strip() + "\n\n"
-        except DataError as error:
-            reading.bad.reject(error)
-
-
-def _read(file: Path) -> str:
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}", hint="`data=DIR`") from error
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{file}:{line}: not UTF-8: {error.reason}",
-            hint="convert the file; `on_bad_row=skip` leaves it out",
-        ) from error

@@ -2,19 +2,21 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, product
+from itertools import accumulate, chain, islice, product
+from operator import add
 from random import Random
 from string import ascii_uppercase
 from typing import ClassVar
 
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets.base import Metric, Reading
 from picbench.workloads.datasets.grid import Grid
 from picbench.workloads.datasets.qa import PassageQA
+from picbench.workloads.prompts.segmentation import sentences
 from picbench.workloads.prompts.template import Template
 from picbench.workloads.sources.bundled import BUNDLED
 from picbench.workloads.sources.row import DatasetRow
-from picbench.workloads.sources.source import RowSource
+from picbench.workloads.sources.source import RowSource, no_rows, read_texts, text_files
 from picbench.workloads.synthetic.passages import aside
 from picbench.workloads.yaml_data import read_data
 
@@ -43,6 +45,8 @@ class Ruler(PassageQA):
     generated: ClassVar[bool] = True
     keys: ClassVar[int] = 4
     asked: ClassVar[int] = 4
+    #: Whether facts are in filler, which may be of text files.
+    filled: ClassVar[bool] = True
     template: ClassVar[Template] = Template(
         "Notes come first, then a question. Few of the notes matter; remember what those state. "
         "Reply with nothing but what is asked for, and put commas between several.\n{context}\n\n"
@@ -50,16 +54,14 @@ class Ruler(PassageQA):
     )
 
     def rows(self, data: RowSource, reading: Reading) -> Iterator[DatasetRow]:
-        """Make a grid's rows, shuffled by the seed; ConfigError for other data or wrong lengths."""
-        if str(data.path) != BUNDLED:
-            raise ConfigError(f"`data`: {self.name} makes its rows", hint="leave `data` out")
+        """Make a grid's rows, shuffled by the seed, in sentences of their own or of text files.
+
+        Raises ConfigError for other data or wrong lengths, DataError for too little text.
+        """
         seed, around = reading.seed, sum(reading.count(self.template.render("")))
         most = None if reading.room is None else reading.room + around
         grid = (reading.grid or _GRID).within(most, whole=reading.grid is not None)
-        draw, sizes = Random(f"ruler-{seed}"), grid.sizes(grid.longest)
-        # More than there is room for: a passage has about 100 tokens.
-        passages = ("\n".ljust(_SENTENCES) for _ in range(grid.longest // 60))
-        hay = [[begin + aside(draw) for begin in begins] for begins in passages]
+        sizes, hay = grid.sizes(grid.longest), self._hay(data, reading, grid.longest)
         self._task(Random(0), reading, sizes[0], 0.0, hay)  # If too short, it is refused at once.
         cells = list(product(sizes, enumerate(grid.depth_shares)))
         Random(seed).shuffle(cells)
@@ -68,6 +70,26 @@ class Ruler(PassageQA):
             (asked, wanted), texts, gold = self._task(Random(name), reading, length, depth, hay)
             row = (name, self.name, asked, "".join(texts), (", ".join(wanted),), name, tuple(gold))
             yield DatasetRow(*row, passages=tuple(texts))
+
+    def _hay(self, data: RowSource, reading: Reading, longest: int) -> _Hay:
+        begins, draw = "\n".ljust(_SENTENCES), Random(f"ruler-{reading.seed}")
+        if str(data.path) == BUNDLED:
+            # More than there is room for: a passage has about 100 tokens.
+            return [[begin + aside(draw) for begin in begins] for _ in range(longest // 60)]
+        files = text_files(data.path, self.name) if self.filled else []
+        if not files:
+            wanted = "*.txt in it, or `data` left out" if self.filled else "no `data`"
+            raise no_rows(data.path, self.name, wanted)
+        found, tokens = [], 0
+        texts = read_texts(files, reading.bad)
+        said = (" ".join(one.split()) for text in texts for one in sentences(text) if one.strip())
+        while tokens < longest and (passage := [*islice(said, _SENTENCES)]):
+            found.append(list(map(add, begins, passage)))
+            tokens += sum(reading.count(found[-1]))
+        if tokens < longest:
+            problem = f"{data.path}: {tokens} tokens of text, the longest prompt has {longest}"
+            raise DataError(problem, hint="give more text files, or a smaller `grid`")
+        return found
 
     def _facts(self, draw: Random) -> tuple[list[list[str]], list[_Asked]]:
         """Groups of facts, and what may be asked of the first group: all of it, or each fact."""
@@ -134,6 +156,7 @@ class CommonWords(Ruler):
 
     name: ClassVar[str] = "ruler:cwe"
     summary: ClassVar[str] = "RULER-like, made from the seed: the 10 most frequent words of a list"
+    filled: ClassVar[bool] = False
 
     def _task(self, draw: Random, by: Reading, length: int, depth: float, hay: _Hay) -> _Task:
         question = "Which ten words occur most often in the list?"

@@ -1,15 +1,16 @@
 """Find the rows of a data set: bundled, from the hub, or in a folder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, DataError
 from picbench.workloads.sources.bundled import BUNDLED, bundled_file
 from picbench.workloads.sources.columns import LONGBENCH_COLUMNS, Columns, parse_columns
 from picbench.workloads.sources.hub import Origin, hub_rows, is_hub, parse
 from picbench.workloads.sources.hub_split import OpenedSplit, is_split, open_split, parse_split
 from picbench.workloads.sources.records import SUFFIXES, Record, file_records, is_row_file
+from picbench.workloads.sources.row import BadRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,30 @@ def text_files(data: Path, dataset: str) -> list[Path]:
         return [data] if data.suffix == ".txt" else []
     folder = data / dataset
     return sorted((folder if folder.is_dir() else data).rglob("*.txt"))
+
+
+def read_texts(files: Sequence[Path], bad: BadRows) -> Iterator[str]:
+    """The texts of files in UTF-8, with a blank line after each; others are bad rows."""
+    for file in files:
+        try:
+            yield _read_text(file).strip() + "\n\n"
+        except DataError as error:
+            bad.reject(error)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}", hint="`data=DIR`") from error
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{file}:{line}: not UTF-8: {error.reason}",
+            hint="convert the file; `on_bad_row=skip` leaves it out",
+        ) from error
 
 
 def no_rows(data: Path, dataset: str, wanted: str) -> ConfigError:

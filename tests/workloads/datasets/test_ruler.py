@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets import Reading, find
 from picbench.workloads.datasets.grid import Grid
 from picbench.workloads.load import load_samples
@@ -155,10 +155,28 @@ def test_a_list_has_only_so_many_words() -> None:
         rows("ruler:cwe", Grid(10**5, 10**5, 1, 1))
 
 
-def test_rows_are_not_read_from_other_data(tmp_path: Path) -> None:
+def test_facts_can_be_in_text_files(tmp_path: Path) -> None:
+    said = [f"Sentence {number} is about   the weather." for number in range(400)]
+    (tmp_path / "a.txt").write_text("\n\n".join(said[:200]))
+    (tmp_path / "b.txt").write_text(" ".join(said[200:]))
+    reading = Reading(count_words, grid=Grid(1_500, 1_500, 1, 3))
+    for row in find("ruler:multikey").rows(RowSource(tmp_path), reading):
+        assert len(CODE.findall(row.context)) == 4
+        text = CODE.sub("", row.context)
+        sentences = re.findall(r"Sentence (\d+) is about the weather\.", text)
+        assert len(sentences) == len(set(sentences)) > 200
+        assert not re.sub(r"Sentence \d+ is about the weather\.", "", text).strip()
+
+
+def test_other_data_is_refused(tmp_path: Path) -> None:
     assert locate("bundled", "ruler:vt", generated=True) == DATA
-    with pytest.raises(ConfigError, match=r"`data`: ruler:vt makes its rows"):
-        list(find("ruler:vt").rows(RowSource(tmp_path), Reading(count_words)))
+    reading = Reading(count_words, grid=Grid(1_500, 1_500, 1, 3))
+    for name, wanted in (("ruler:vt", r"\*\.txt in it"), ("ruler:cwe", "no `data`")):
+        with pytest.raises(ConfigError, match=wanted):
+            list(find(name).rows(RowSource(tmp_path), reading))
+    (tmp_path / "a.txt").write_text("There is not much to say. " * 20)
+    with pytest.raises(DataError, match="120 tokens of text, the longest prompt has 1500"):
+        list(find("ruler:vt").rows(RowSource(tmp_path), reading))
 
 
 @pytest.mark.parametrize("name", TASKS)
