@@ -349,8 +349,8 @@ def _draw(settings: AccuracySettings, one: ModelScores, base: Path) -> bool:
     where = arm_scores.where_measured(one.parts.values())
     rows = f"{ends(part.rows for part in one.parts.values())} rows of each set"
     sources = ", ".join(dict.fromkeys(gap.source for gap in settings.gaps if gap.dataset))
-    note = f"Scores of {rows} ({TESTBED}: synthetic ones). {where} Bars: 95 %. Hollow: other "
-    note += f"models and harnesses ({sources}), bars: what they print."
+    note = f"Scores of {rows} ({TESTBED}: synthetic ones). {where} Bars: 95 %."
+    note += f" Hollow: other models and harnesses ({sources}), as they print it." * bool(sources)
     of = "what chunks are worth" if settings.likelihood else "full recompute's score"
     draw_dots(Panel(f"kept, % of {of}", "", note), ours, printed, base)
     return True
