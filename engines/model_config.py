@@ -80,3 +80,16 @@ def element_bytes(model: Mapping[str, Any], dtype: str) -> int:
     if dtype == "auto":
         dtype = str(model.get("dtype", model.get("torch_dtype")))
     return 4 if dtype == "float32" else 2
+
+
+def slot_bytes(model: Mapping[str, Any], dtype: str) -> int:
+    """Bytes of a slot's keys and values in all layers; `dtype` is that of `EngineConfig`."""
+    layers, size = int(model["num_hidden_layers"]), element_bytes(model, dtype)
+    return layers * kv_heads(model) * head_size(model) * 2 * size
+
+
+def load_format(model: str) -> str:
+    """How vLLM gets a model's weights: it draws those of a folder that has none."""
+    folder = Path(model)
+    found = (file for kind in ("*.safetensors", "*.bin") for file in folder.glob(kind))
+    return "dummy" if folder.is_dir() and next(found, None) is None else "auto"

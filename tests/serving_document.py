@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ _SERVE = ("vllm", "serve")
 def arguments(device: str) -> tuple[list[str], dict[str, str]]:
     """The command that starts a server on a device: its words before flags, and flags with values.
 
-    A flag without a value has "".
+    A flag without a value has "". Environment variables are left out, see `variables`.
     """
-    gpu, cpu = (shlex.split(block.replace("\\\n", " ")) for block in _blocks("bash"))
-    words = {"cuda": gpu, "cpu": cpu}[device]
+    words = _command(device)
+    words = words[len(variables(device)) :]
     first = next(i for i, word in enumerate(words) if word.startswith("--"))
     found: dict[str, str] = {}
     for word in words[first:]:
@@ -32,6 +33,17 @@ def arguments(device: str) -> tuple[list[str], dict[str, str]]:
     if tuple(command[:2]) == _SERVE:
         command, found["model"] = command[:2], command[2]
     return command, found
+
+
+def variables(device: str) -> dict[str, str]:
+    """The environment variables of the command that starts a server on a device."""
+    assigned = takewhile(re.compile(r"[A-Z_]+=").match, _command(device))
+    return dict(word.split("=", 1) for word in assigned)
+
+
+def _command(device: str) -> list[str]:
+    _, gpu, cpu = (shlex.split(block.replace("\\\n", " ")) for block in _blocks("bash"))
+    return {"cuda": gpu, "cpu": cpu}[device]
 
 
 def bodies() -> tuple[dict[str, Any], dict[str, Any]]:

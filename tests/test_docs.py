@@ -68,11 +68,14 @@ FOREIGN = {
     "--additional-config",
     "--api-server-count",
     "--block-size",
+    "--chat-template",
     "--enable-prompt-tokens-details",
     "--kv-transfer-config",
     "--max-cudagraph-capture-size",
     "--max-model-len",
+    "--port",
     "--scheduler-cls",
+    "--served-model-name",
     "--shutdown-timeout",
 }
 #: A test by its file and its name.

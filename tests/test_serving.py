@@ -1,45 +1,74 @@
-"""`docs/serving.md`: its commands are what `engine_arguments` makes of an engine.
+"""`docs/serving.md`: its commands are those that `picbench serve --show-command` prints.
 
 Its requests and refusals are sent to a server by `tests/engines/vllm/test_http.py`.
 """
 
 import json
-from dataclasses import asdict
+import shlex
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_document import arguments
+from serving_document import arguments, refused_at_start, variables
 
-from picbench.engines.vllm.settings import KEY, PicSettings, engine_arguments
+from picbench.engines.vllm.serve import server_command
 
-#: Beside the parts of the engine; vLLM needs a compiler on a CPU unless it runs eagerly.
-OTHERS = {
-    "model": "path/to/llama",
-    "served-model-name": "llama",
-    "enable-prompt-tokens-details": "",
+LLAMA = {
+    "dtype": "float32",
+    "bos_token_id": 1,
+    "max_position_embeddings": 2048,
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
 }
-EAGER: dict[str, dict[str, str]] = {"cuda": {}, "cpu": {"enforce-eager": ""}}
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_commands_name_the_parts_of_an_engine(device: str) -> None:
-    command, found = arguments(device)
-    wanted: dict[str, Any] = engine_arguments(PicSettings(), device)
-    settings = PicSettings.read(json.loads(found.pop("additional-config")))
-    assert settings is not None
-    assert wanted.pop("additional_config") == {KEY: asdict(settings.on(device))}
-    transfer = wanted.pop("kv_transfer_config")
-    given = json.loads(found.pop("kv-transfer-config"))
-    assert given == {name: getattr(transfer, name) for name in given}
-    assert set(given) >= {"kv_connector", "kv_role", "kv_load_failure_policy"}
-    flags = dict(flag(name, value) for name, value in wanted.items())
-    assert found == flags | OTHERS | EAGER[device]
-    assert command[0] == {"cuda": "vllm", "cpu": "python"}[device]
+def test_commands_are_what_picbench_serve_prints(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "path/to/llama"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "model.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    for name in variables("cpu"):
+        monkeypatch.delenv(name, raising=False)
+    made = server_command(
+        "path/to/llama", "", ["--served-model-name", "llama"], device=device, algorithm="mepic"
+    )
+    start, found = arguments(device)
+    printed = shlex.split(made.shell().replace(" \\\n", " "))
+    given = variables(device)
+    assert printed[: len(given)] == [f"{name}={value}" for name, value in given.items()]
+    if device == "cpu":
+        start[0] = sys.executable
+    else:
+        start.append(found.pop("model"))
+    assert printed[len(given) :][: len(start)] == start
+    flags = printed[len(given) + len(start) :]
+    assert read(flags) == {name: value_of(text) for name, text in found.items()}
 
 
-def flag(name: str, value: object) -> tuple[str, str]:
-    """A field of vLLM's `EngineArgs` as a flag and its value, "" for switches."""
-    words = name.replace("_", "-")
-    if isinstance(value, bool):
-        return (words if value else f"no-{words}"), ""
-    return words, str(value)
+def test_what_is_refused_at_startup_is_in_the_commands() -> None:
+    for device in ("cuda", "cpu"):
+        _, found = arguments(device)
+        assert {flag for flag, _ in refused_at_start()} <= found.keys()
+
+
+def read(words: list[str]) -> dict[str, Any]:
+    """Flags with their values."""
+    found: dict[str, Any] = {}
+    for word in words:
+        if word.startswith("--"):
+            flag = word.removeprefix("--")
+            found[flag] = ""
+        else:
+            found[flag] = value_of(word)
+    return found
+
+
+def value_of(text: str) -> Any:
+    """JSON as it is meant, and other text as it is."""
+    return json.loads(text) if text.startswith("{") else text

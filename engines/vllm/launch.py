@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from picbench.engines.algorithms import Reuse, parse
@@ -17,7 +16,7 @@ from picbench.engines.config import (
     batch_tokens,
     planned_capacity,
 )
-from picbench.engines.model_config import element_bytes, head_size, kv_heads, read_model_config
+from picbench.engines.model_config import load_format, read_model_config, slot_bytes
 from picbench.engines.vllm.compat import check_plug_in, check_version
 from picbench.engines.vllm.device import CPU, Device, environment, find, slow_short_types
 from picbench.engines.vllm.scheduler.block_ledger import BlockLedger
@@ -176,13 +175,11 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 def _common_arguments(config: EngineConfig, device: Device) -> dict[str, Any]:
     eager = config.eager or not device.graphs
     graphs = {} if eager else _graphs(config)
-    folder = Path(config.model)
-    weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     return {
         "model": config.model,
         "dtype": config.dtype,
         "seed": config.seed,
-        "load_format": "dummy" if folder.is_dir() and not weights else "auto",
+        "load_format": load_format(config.model),
         # Text is decoded by the engine's own tokenizer, so that one engine serves token ids too.
         "skip_tokenizer_init": True,
         "enforce_eager": eager,
@@ -220,18 +217,8 @@ def _capture_sizes(most: int) -> Iterator[int]:
 
 
 def _settings(config: EngineConfig, model: Mapping[str, Any], context: int) -> PicSettings:
-    # Some models' configurations have -1 where there is none.
-    pad, bos = model.get("pad_token_id"), model.get("bos_token_id")
-    if isinstance(bos, list):
-        bos = bos[0] if bos else None
     given = {field.name: getattr(config, field.name) for field in fields(ChunkSettings)}
-    return PicSettings(
-        **given,
-        pad_token=pad if pad is not None and pad >= 0 else 0,
-        bos_token=None if bos is None or bos < 0 else int(bos),
-        link_tokens=tuple(model.get("link_token_ids") or ()),
-        positions=context,
-    )
+    return PicSettings.of_model(model, **given, positions=context)
 
 
 def _context(config: EngineConfig, model: Mapping[str, Any]) -> int:
@@ -266,10 +253,6 @@ def _pool(config: EngineConfig, model: Mapping[str, Any], capacity: int, device:
         if config.kv_blocks < 2:
             raise ConfigError(f"`kv_blocks` is {config.kv_blocks}", hint="use at least 2")
         return config.kv_blocks - config.kv_blocks % device.stock_ratio
-    wanted = max(2 * capacity // BLOCK_SIZE, device.pool_bytes // _block_bytes(config, model))
+    block = BLOCK_SIZE * slot_bytes(model, config.dtype)
+    wanted = max(2 * capacity // BLOCK_SIZE, device.pool_bytes // block)
     return wanted + wanted % 2
-
-
-def _block_bytes(config: EngineConfig, model: Mapping[str, Any]) -> int:
-    layers, size = int(model["num_hidden_layers"]), element_bytes(model, config.dtype)
-    return layers * kv_heads(model) * head_size(model) * 2 * BLOCK_SIZE * size

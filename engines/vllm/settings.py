@@ -82,6 +82,20 @@ class PicSettings(ChunkSettings):
             )
         return cls(**given)
 
+    @classmethod
+    def of_model(cls, model: Mapping[str, Any], **given: Any) -> Self:
+        """The `given` settings, with what a model's configuration decides."""
+        pad, bos = model.get("pad_token_id"), model.get("bos_token_id")
+        if isinstance(bos, list):
+            bos = bos[0] if bos else None
+        # Some models' configurations have -1 where there is none.
+        return cls(
+            **given,
+            pad_token=pad if pad is not None and pad >= 0 else 0,
+            bos_token=None if bos is None or bos < 0 else int(bos),
+            link_tokens=tuple(model.get("link_token_ids") or ()),
+        )
+
     def on(self, device: str) -> Self:
         """The settings on a device, cpu or cuda: with its default tiers where none are given."""
         return replace(self, tiers=DEFAULT_TIERS[device]) if self.tiers is None else self
@@ -137,13 +151,21 @@ def _are_ids(values: Any) -> bool:
 def engine_arguments(
     settings: PicSettings, device: str = "cpu", *, asynchronous: bool = True
 ) -> dict[str, Any]:
-    """Arguments that make `vllm.LLM` or `vllm serve` a PIC engine on a device, cpu or cuda.
+    """Arguments that make `vllm.LLM` a PIC engine on a device, cpu or cuda: `plain_arguments`."""
+    from vllm.config import KVTransferConfig
+
+    found = plain_arguments(settings, device, asynchronous=asynchronous)
+    return found | {"kv_transfer_config": KVTransferConfig(**found["kv_transfer_config"])}
+
+
+def plain_arguments(
+    settings: PicSettings, device: str, *, asynchronous: bool = True
+) -> dict[str, Any]:
+    """Arguments that make an engine of vLLM a PIC engine, as JSON has them; vLLM is not imported.
 
     On CUDA `asynchronous` engines schedule a step while the previous one runs. A failed load does
     not fail its request: the chunks are then compiled.
     """
-    from vllm.config import KVTransferConfig
-
     cuda = device == "cuda"
     asynchronous = asynchronous and cuda
     arguments = {
@@ -153,11 +175,11 @@ def engine_arguments(
         "additional_config": {KEY: asdict(settings.on(device))},
         "block_size": BLOCK_SIZE,
         "enable_prefix_caching": True,
-        "kv_transfer_config": KVTransferConfig(
-            kv_connector=CONNECTOR,
-            kv_connector_module_path=CONNECTOR_MODULE,
-            kv_role="kv_both",
-            kv_load_failure_policy="recompute",
-        ),
+        "kv_transfer_config": {
+            "kv_connector": CONNECTOR,
+            "kv_connector_module_path": CONNECTOR_MODULE,
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+        },
     }
     return arguments | {"attention_backend": "CUSTOM"} if cuda else arguments

@@ -12,7 +12,14 @@ from picbench.errors import ConfigError, closest
 from picbench.workloads.models.shapes import all_shapes, materialise
 from picbench.workloads.prompts.tokens import Tokenizer
 
-__all__ = ["ModelSpec", "describe", "engine_packages", "load_tokenizer", "resolve"]
+__all__ = [
+    "ModelSpec",
+    "describe",
+    "engine_packages",
+    "has_chat_template",
+    "load_tokenizer",
+    "resolve",
+]
 
 Weights = Literal["real", "random", "dummy"]
 
@@ -103,6 +110,15 @@ def load_tokenizer(model: ModelSpec) -> Tokenizer:
         reason = str(error).strip().splitlines()[0].rstrip(": ")
         raise _error(model.name, f"cannot load its tokenizer: {reason}") from error
     return cast(Tokenizer, found)
+
+
+def has_chat_template(model: ModelSpec) -> bool:
+    """Whether a model brings a chat template; the tokenizer of a folder is not loaded for that."""
+    if isinstance(model.path, str):
+        return bool(getattr(load_tokenizer(model), "chat_template", None))
+    file = model.path / "tokenizer_config.json"
+    settings = _config(model.name, file) if file.exists() else {}
+    return "chat_template" in settings or any(model.path.glob("chat_template.*"))
 
 
 @contextmanager

@@ -16,13 +16,11 @@ from typing import Any
 import httpx
 from serving_document import arguments
 
+from picbench.engines.vllm.serve import TEMPLATE
 from picbench.engines.vllm.settings import KEY, PicSettings
 
 #: What the model is called in requests.
 MODEL = "llama"
-
-#: A chat template that puts messages one after another.
-TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -69,10 +67,27 @@ def http_server(
     **limits: Any,
 ) -> Iterator[HttpServer]:
     """A server for a model, from when it is ready; its output is in ``server.log``."""
+    port = free_port()
+    command = _command(model, settings, port=port, **limits)
+    with running(command, folder, port, environment) as (server, _):
+        yield server
+
+
+def free_port() -> int:
+    """A port of this machine that is free now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    command = _command(model, folder, settings, port=port, **limits)
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def running(
+    command: list[str],
+    folder: Path,
+    port: int,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[tuple[HttpServer, "subprocess.Popen[bytes]"]]:
+    """The server that a command starts, and its process; the output is in ``server.log``."""
     log = folder / "server.log"
     with log.open("wb") as output:
         variables = {**os.environ, **ENVIRONMENT, **environment}
@@ -80,20 +95,20 @@ def http_server(
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
             _wait(process, client, log)
-            yield HttpServer(client)
+            yield HttpServer(client), process
     finally:
         process.terminate()
         process.wait(60)
 
 
 def refused_start(
-    model: Path, folder: Path, settings: PicSettings, without: str, **limits: Any
+    model: Path, settings: PicSettings, without: str, **limits: Any
 ) -> tuple[int, list[str]]:
     """The exit code and the output, line by line, of a server that one flag is kept from.
 
     Raises TimeoutExpired if it runs all the same.
     """
-    command = _command(model, folder, settings, without, **limits)
+    command = _command(model, settings, without, **limits)
     variables = {**os.environ, **ENVIRONMENT}
     done = subprocess.run(
         command,
@@ -106,18 +121,14 @@ def refused_start(
     return done.returncode, done.stdout.splitlines()
 
 
-def _command(
-    model: Path, folder: Path, settings: PicSettings, without: str = "", **limits: Any
-) -> list[str]:
-    template = folder / "template.jinja"
-    template.write_text(TEMPLATE)
+def _command(model: Path, settings: PicSettings, without: str = "", **limits: Any) -> list[str]:
     (_, *launcher), documented = arguments("cpu")
     given: dict[str, Any] = documented | {
         "model": str(model),
         "host": "127.0.0.1",
         "dtype": "float32",
         "additional-config": json.dumps({KEY: asdict(settings)}),
-        "chat-template": str(template),
+        "chat-template": TEMPLATE,
         **limits,
     }
     given.pop(without, None)

@@ -462,10 +462,10 @@ def test_it_is_an_arm_of_a_run(server, prompt):
         assert 0 < reply.ttft < reply.e2e <= result.busy
 
 
-def test_a_server_without_the_connector_does_not_start(tmp_path):
+def test_a_server_without_the_connector_does_not_start():
     """The last line says why, and no process was started to find out."""
     flag, line = next(row for row in refused_at_start() if "connector" in row[1])
-    code, said = refused_start(model_path(), tmp_path, PicSettings(tiers=""), flag, port=0)
+    code, said = refused_start(model_path(), PicSettings(tiers=""), flag, port=0)
     assert code != 0
     assert f"picbench.errors.ConfigError: {line}" in said[-1], said
     assert sum("KV connector" in other for other in said) == 1

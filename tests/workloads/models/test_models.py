@@ -112,6 +112,28 @@ def test_broken_folders_are_refused(tmp_path: Path, config: str | None, problem:
         resolve(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "has"),
+    [
+        ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}', True),
+        ("tokenizer_config.json", '{"eos_token": "</s>"}', False),
+        ("chat_template.jinja", "{{ messages }}", True),
+        ("README.md", "", False),
+    ],
+)
+def test_whether_a_folder_has_a_chat_template(
+    file: str, text: str, has: bool, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(text)
+    assert models.has_chat_template(ModelSpec("mine", tmp_path)) is has
+
+
+def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="tokenizer_config"):
+        models.has_chat_template(ModelSpec("mine", tmp_path))
+
+
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     with pytest.raises(ConfigError) as caught:

@@ -1,0 +1,55 @@
+"""The command that serves over HTTP: serve."""
+
+from typing import Any
+
+import click
+
+from picbench.cli.guard import GuardedCommand
+from picbench.cli.options import options_of
+
+
+@click.command(cls=GuardedCommand, context_settings={"ignore_unknown_options": True})
+@click.argument("model", metavar="MODEL")
+@click.argument("flags", metavar="[VLLM_FLAG]...", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    *("--algo", "algorithm"),
+    default="mepic",
+    show_default=True,
+    metavar="NAME[:OPTION=VALUE...]",
+    help="The algorithm of requests that name none; see picbench list algorithms.",
+)
+@options_of("picbench.settings:RunConfig", only=("tiers", "on_pressure", "compile_order", "device"))
+@click.option(
+    "--show-command",
+    is_flag=True,
+    help="Print the command that would start the server, for a shell, and start nothing.",
+)
+def serve(*, model: str, flags: tuple[str, ...], show_command: bool, **given: Any) -> None:
+    """Serve a model over HTTP: vLLM's own OpenAI server, with all that picbench needs set.
+
+    MODEL is what picbench run --model takes. All other flags are vLLM's, such as --port 8001 or
+    --max-model-len 2048; those that would replace a part of picbench are refused.
+    """
+    from picbench.engines.algorithms import parse
+    from picbench.engines.vllm.serve import check_start, server_command
+    from picbench.errors import ConfigError
+    from picbench.workloads import models
+
+    for word in (model, *flags[:1]):
+        if word.startswith("-") is (word is model):
+            raise click.UsageError(f"{word}: give MODEL first, then the flags of vLLM")
+    try:
+        parse(given["algorithm"])
+    except ConfigError as error:
+        raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
+    found = models.resolve(model)
+    has_template = models.has_chat_template(found)
+    command = server_command(str(found.path), model, flags, has_template=has_template, **given)
+    if not show_command:
+        check_start(given["device"], given["tiers"])
+    for note in command.notes:
+        click.echo(f"picbench: {note}", err=True)
+    if show_command:
+        click.echo(command.shell())
+    else:
+        command.run()
