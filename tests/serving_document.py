@@ -52,6 +52,12 @@ def bodies() -> tuple[dict[str, Any], dict[str, Any]]:
     return completion, chat
 
 
+def marked_example() -> str:
+    """The program that marks documents."""
+    [program] = _blocks("python")
+    return program
+
+
 def refused() -> list[tuple[dict[str, Any], str]]:
     """What is put into the completion, and what the answer's reason has."""
     rows = _table("in the request")

@@ -13,6 +13,7 @@ from picbench.engines.algorithms import Algorithm, check_served, parse
 from picbench.engines.chunk_cache.tiers.notation import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, CHOICES, DEFAULT_TIERS, ChunkSettings
 from picbench.engines.planning.policy import LayoutConfig
+from picbench.engines.vllm.frontend.marks import DocumentMarks
 from picbench.errors import ConfigError
 
 #: The key of the settings in `additional_config`.
@@ -41,13 +42,15 @@ class PicSettings(ChunkSettings):
     `pad_token` fills visible pads (``pad=paper``), `bos_token` (None: the model has none) the
     anchors of ``epic:k=0``; `link_tokens` are those that the model was trained to link chunks with
     (``kvlink``). `positions` are those that the model has, where a request has room for more slots
-    (None: max_model_len). `on` gives engines of a device its default tiers.
+    (None: max_model_len). `marks` around documents in prompts are read by servers: true for the
+    default pair, or a pair (see `DocumentMarks`). `on` gives engines of a device its default tiers.
     """
 
     pad_token: int = 0
     bos_token: int | None = None
     link_tokens: Sequence[int] = ()
     positions: int | None = None
+    marks: bool | Sequence[str] | None = None
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":
@@ -107,6 +110,7 @@ class PicSettings(ChunkSettings):
                 raise ConfigError(f"`{name}` is {getattr(self, name)!r}", hint=f"use {what}")
         check_served(parse(self.algorithm))
         parse_tiers(self.tiers or "")
+        DocumentMarks.of(self.marks)
 
     def _kinds(self) -> Iterator[tuple[str, bool, str]]:
         """Yield (field, whether its value is possible, what is); JSON gives values of any type."""

@@ -23,7 +23,9 @@ from picbench.engines.vllm.compat import (
 )
 from picbench.engines.vllm.device import cpu_shares
 from picbench.engines.vllm.frontend.engine_core import defer_hashing, plan_on_receipt
-from picbench.engines.vllm.settings import CPU_WORKER, REJECTED
+from picbench.engines.vllm.frontend.marks import DocumentMarks
+from picbench.engines.vllm.frontend.request_args import ARGS, add_marked
+from picbench.engines.vllm.settings import CPU_WORKER, REJECTED, PicSettings
 from picbench.errors import ConfigError, PicBenchError
 from picbench.kernels.first_calls import settle_first_calls
 
@@ -79,6 +81,11 @@ def _checked(upstream: Callable[..., None]) -> Callable[..., None]:
         check_frontend(vllm_config)
         _share_cpu(vllm_config)
         upstream(self, vllm_config, *args, **kwargs)
+        settings = PicSettings.given(vllm_config.additional_config)
+        if (marks := DocumentMarks.of(settings and settings.marks)) is not None:
+            from picbench.engines.vllm.frontend.marked_prompts import read_marks
+
+            read_marks(self.renderer, marks)
 
     return init
 
@@ -110,9 +117,11 @@ def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
     registry = Registry()
 
     @wraps(upstream)
-    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        request = upstream(self, *args, **kwargs)
+    def process_inputs(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        request = upstream(self, request_id, prompt, *args, **kwargs)
         try:
+            if isinstance(prompt, dict) and ARGS in prompt:
+                add_marked(request, prompt[ARGS])
             limits.check_request(self.vllm_config, request, registry, shorten=True)
         except PicBenchError as error:
             raise RequestError(error.message, hint=error.hint) from error

@@ -129,6 +129,24 @@ def mark_request(
     return found
 
 
+def add_marked(request: Any, marked: Mapping[str, Any]) -> None:
+    """Add the spans, and documents, of a prompt's marks to the arguments that a client sent.
+
+    Raises ConfigError if the client names spans or documents itself.
+    """
+    params = request.sampling_params
+    given = (params and params.extra_args) or {}
+    own = given.get(ARGS, {}) if ARGS in given else _unflatten(given)
+    if not isinstance(own, Mapping):
+        return
+    if own.get("spans") or own.get("documents"):
+        raise ConfigError(
+            "the prompt has marks, and the request names spans or documents",
+            hint="leave out pic_spans and pic_documents, or the marks",
+        )
+    params.extra_args = {**given, ARGS: {**own, **marked}}
+
+
 def read_args(
     extra_args: Mapping[str, Any] | None, prompt: Sequence[int], registry: Registry
 ) -> RequestArgs | None:

@@ -1,18 +1,23 @@
 """PIC over HTTP: vLLM's server, chunks as flat arguments, and what is refused with a reason."""
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 from http_faults import environment
 from http_server import MODEL, HttpServer, http_server, refused_start
-from serving_document import bodies, refused, refused_at_start
+from serving_document import bodies, marked_example, refused, refused_at_start
+from small_engine import small_config
 
-from picbench.engines.request import Request, Text
+from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Request, Text
+from picbench.engines.vllm.serve import TEMPLATE
 from picbench.engines.vllm.settings import PicSettings
 from picbench.run.remote import Endpoint, RemoteServer
 from picbench.store.records import ServedReply
@@ -29,11 +34,16 @@ PASSAGES = (
 LONG = 17
 QUESTION = "Who wrote a letter every evening?"
 
+#: A chat template that marks the documents which a request names.
+MARKING = "{% for d in documents or [] %}<<doc>>{{ d['text'] }}<</doc>>{% endfor %}"
+MARKING = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}" + MARKING)
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    settings = PicSettings(tiers="host:4MiB", pad_token=2, bos_token=0)
-    limits = {"max-model-len": CONTEXT, "num-gpu-blocks-override": 120, "max-num-seqs": 8}
+    settings = PicSettings(tiers="host:4MiB", pad_token=2, bos_token=0, marks=True)
+    limits: dict[str, Any] = {"max-model-len": CONTEXT, "num-gpu-blocks-override": 120}
+    limits |= {"max-num-seqs": 8, "chat-template": MARKING}
     folder = tmp_path_factory.mktemp("server")
     added = environment(folder)
     with http_server(model_path(), folder, settings, added, **limits) as server:
@@ -249,6 +259,194 @@ def chat(server: HttpServer, algorithm: str, *, times: int = 1, **body: Any) -> 
     assert whole["tokens"][:end] == first["tokens"][:end]
     chunks = {"pic_spans": [0, end], "pic_algorithm": algorithm}
     return server.post(CHAT, messages=messages, vllm_xargs=chunks, temperature=0, **body)
+
+
+#: Documents of about 130 tokens.
+DOCUMENTS = [
+    " ".join(f"{name} {verb} the {thing} of house {number}." for number in range(14))
+    for name, verb, thing in (
+        ("Ada", "sold", "door"),
+        ("Bo", "drew", "roof"),
+        ("Cy", "saw", "gate"),
+    )
+]
+
+
+def marked(*documents: str) -> str:
+    return "\n".join(f"<<doc>>{document}<</doc>>" for document in documents)
+
+
+def said(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def tools(system: str, documents: Sequence[str]) -> list[dict[str, Any]]:
+    """A conversation in which each document is a tool's result."""
+    messages = [said("system", system), said("user", QUESTION)]
+    for number, document in enumerate(documents):
+        call = {"id": f"call-{number}", "type": "function"}
+        call["function"] = {"name": "read", "arguments": "{}"}  # type: ignore[assignment]
+        messages.append(said("assistant", "", tool_calls=[call]))
+        messages.append(said("tool", marked(document), tool_call_id=call["id"]))
+    return messages
+
+
+#: How clients send documents: a path, and the body for a system prompt and documents.
+CLIENTS: dict[str, tuple[str, Callable[[str, Sequence[str]], dict[str, Any]]]] = {
+    "completion": (COMPLETIONS, lambda s, d: {"prompt": s + marked(*d) + QUESTION}),
+    "chat": (CHAT, lambda s, d: {"messages": [said("system", s), said("user", marked(*d))]}),
+    "tools": (CHAT, lambda s, d: {"messages": tools(s, d)}),
+    "template": (
+        CHAT,
+        lambda s, d: {
+            "messages": [said("system", s), said("user", QUESTION)],
+            "documents": [{"text": document} for document in d],
+        },
+    ),
+    "responses": ("/v1/responses", lambda s, d: {"instructions": s, "input": marked(*d)}),
+    "messages": (
+        "/v1/messages",
+        lambda s, d: {"system": s, "messages": [said("user", marked(*d))]},
+    ),
+}
+
+
+def counted(answer: Any) -> tuple[int, int]:
+    """Prompt tokens, and those of them that were cached, as each API says it."""
+    usage = answer["usage"]
+    if "cache_read_input_tokens" in usage:
+        found = usage["cache_read_input_tokens"]
+        return found + usage["cache_creation_input_tokens"] + usage["input_tokens"], found
+    if "input_tokens_details" in usage:
+        return usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]
+    return usage["prompt_tokens"], cached(answer)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_marked_documents_are_reused_in_another_order(server, client):
+    """After another system prompt, by clients that know nothing of spans."""
+    path, body = CLIENTS[client]
+    limit = {"max_output_tokens": 4} if path == "/v1/responses" else {"max_tokens": 4}
+    orders = (("Answer briefly.", DOCUMENTS), (f"Think as {client}.", DOCUMENTS[::-1]))
+    answers = [server.post(path, **body(*order), **limit) for order in orders]
+    assert [status for status, _ in answers] == [200, 200], answers
+    prompt, reused = counted(answers[1][1])
+    assert 0.8 * prompt <= reused < prompt
+    text = json.dumps(body(f"Reply as {client}.", DOCUMENTS))
+    plain = json.loads(text.replace("<<doc>>", "").replace("<</doc>>", ""))
+    status, answer = server.post(path, **plain, **limit)
+    assert status == 200, answer
+    # A template marks documents itself.
+    assert (counted(answer)[1] < 32) == (client != "template")
+
+
+@pytest.fixture(scope="module")
+def offline() -> Iterator[Engine]:
+    with Engine(small_config(model_path(), 120, CONTEXT, tiers="")) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("algorithm", ["mepic", "epic:k=4", "naive:context=document"])
+def test_marks_say_what_spans_say(server, offline, algorithm):
+    """Replies are those of spans, and those of an engine that is given the segments."""
+    texts = ["Read.", DOCUMENTS[0], "\n", DOCUMENTS[1], QUESTION]
+    ids = [server.post("/tokenize", prompt=t, add_special_tokens=False)[1]["tokens"] for t in texts]
+    [bos] = server.post("/tokenize", prompt="")[1]["tokens"]
+    tokens = [bos, *(token for part in ids for token in part)]
+    ends = list(accumulate(map(len, ids), initial=1))
+    spans, documents = [*ends[1:3], *ends[3:5]], [ids[1], ids[1] + ids[3]]
+    flat = [number for one in documents for number in (len(one), *one)]
+    body = {"max_tokens": 6, "temperature": 0, "logprobs": 1, "return_token_ids": True}
+    sent = {
+        "marks": {"prompt": "Read.<<doc id=a>>{1}<</doc>>{2}<<doc id=a>>{3}<</doc>>{4}"},
+        "spans": {"prompt": tokens},
+    }
+    sent["marks"]["prompt"] = sent["marks"]["prompt"].format(*texts)
+    arguments = {"spans": {"pic_spans": spans, "pic_documents": flat}, "marks": {}}
+    found = {}
+    for name, prompt in sent.items():
+        salted = {"cache_salt": f"{name} {algorithm}"}
+        xargs = {"pic_algorithm": algorithm, **arguments[name]}
+        answers = [server.post(COMPLETIONS, **prompt, **body, **salted, vllm_xargs=xargs)]
+        answers.append(server.post(COMPLETIONS, **prompt, **body, **salted, vllm_xargs=xargs))
+        assert [status for status, _ in answers] == [200, 200], answers
+        found[name] = [answer["choices"][0] for _, answer in answers]
+        found[name].append(cached(answers[1][1]))
+    (first, again, reused), (wanted, _, reused_of_spans) = found["marks"], found["spans"]
+    assert first["prompt_token_ids"] == tokens
+    assert first["token_ids"] == again["token_ids"] == wanted["token_ids"]
+    assert reused == reused_of_spans > 100
+    known = [Chunk(text, document=tuple(d)) for text, d in zip(texts[1::2], documents, strict=True)]
+    segments = [Text(tokens=(bos,)), Text("Read."), known[0], Text("\n"), known[1], Text(QUESTION)]
+    [result] = offline.generate([Request(segments, algorithm)], max_tokens=6, logprobs=1)
+    assert list(result.prompt_tokens) == tokens
+    assert list(result.tokens) == first["token_ids"]
+    ours = [max(one.values()) for one in result.logprobs or ()]
+    assert ours == pytest.approx(first["logprobs"]["token_logprobs"], abs=1e-3)
+
+
+def test_prompts_of_a_request_have_their_own_marks(server):
+    """Several, echoed without marks, with samples; what has no marks is a plain prompt."""
+    texts = [f"One.{marked(DOCUMENTS[0])}{QUESTION}", "Two.", marked(DOCUMENTS[1])]
+    body = {"max_tokens": 3, "temperature": 1, "seed": 3, "n": 2, "echo": True}
+    status, answer = server.post(COMPLETIONS, prompt=texts, **body)
+    assert status == 200, answer
+    alone = [server.post(COMPLETIONS, prompt=text, **body)[1]["choices"] for text in texts]
+    expected = [one["text"] for choices in alone for one in choices]
+    assert [one["text"] for one in answer["choices"]] == expected
+    assert all(text.startswith(f"One.{DOCUMENTS[0]}{QUESTION}") for text in expected[:2])
+
+
+def test_beam_search_leaves_the_marks_out(server):
+    body = {"max_tokens": 2, "use_beam_search": True, "n": 2, "echo": True}
+    status, answer = server.post(COMPLETIONS, prompt=f"One.{marked(DOCUMENTS[0])}", **body)
+    assert status == 200, answer
+    assert "<" not in answer["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": ["a", "b <<doc>> c"]}),
+        (CHAT, {"messages": [said("user", "b <<doc>> c")]}),
+        ("/v1/responses", {"input": "b <<doc>> c"}),
+        ("/v1/messages", {"messages": [said("user", "b <<doc>> c")], "max_tokens": 1}),
+        ("/tokenize", {"prompt": "b <<doc>> c"}),
+    ],
+)
+def test_misplaced_marks_get_400_and_their_place(server, path, body):
+    status, answer = server.post(path, **body)
+    assert status == 400, answer
+    assert "mark at character" in answer["error"]["message"]
+    assert "has no closing mark: " in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "xargs", [{"pic_spans": [0, 2]}, {"pic_documents": [2, 1, 2]}, {"pic_spans": [0, 2, 3]}]
+)
+def test_a_prompt_with_marks_names_no_spans(server, xargs):
+    status, answer = server.post(COMPLETIONS, prompt=marked(DOCUMENTS[0]), vllm_xargs=xargs)
+    assert status == 400, answer
+    assert "spans" in answer["error"]["message"]
+
+
+def test_the_documented_client_reuses_marked_documents(server, capsys):
+    program = marked_example()
+    here = str(server.client.base_url.join("/v1"))
+    assert "http://localhost:8000/v1" in program
+    exec(program.replace("http://localhost:8000/v1", here), {})
+    said = [line.split(" of ") for line in capsys.readouterr().out.splitlines()]
+    cached_tokens, prompt = map(int, said[1])
+    assert len(said) == 2
+    assert 0 < cached_tokens < prompt
+
+
+def test_token_ids_have_no_marks(server):
+    [[*ids], spelled] = [
+        server.post("/tokenize", prompt=text)[1]["tokens"]
+        for text in (marked(DOCUMENTS[0]), DOCUMENTS[0])
+    ]
+    assert ids == spelled
 
 
 SCHEMA = {
