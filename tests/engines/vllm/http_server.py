@@ -20,7 +20,7 @@ from picbench.engines.vllm.serve import TEMPLATE
 from picbench.engines.vllm.settings import KEY, PicSettings
 
 #: What the model is called in requests.
-MODEL = "llama"
+MODEL = "testbed"
 
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -125,6 +125,7 @@ def _command(model: Path, settings: PicSettings, without: str = "", **limits: An
     (_, *launcher), documented = arguments("cpu")
     given: dict[str, Any] = documented | {
         "model": str(model),
+        "served-model-name": MODEL,
         "host": "127.0.0.1",
         "dtype": "float32",
         "additional-config": json.dumps({KEY: asdict(settings)}),

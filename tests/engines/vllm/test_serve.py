@@ -222,16 +222,14 @@ def test_the_testbed_is_served_until_all_is_answered(tmp_path: Path) -> None:
         other = [*prompt[17:34], *prompt[:17], *prompt[34:]]
         counts = []
         for tokens in (prompt, other):
-            body = completion | {"model": "testbed", "prompt": tokens}
+            body = completion | {"prompt": tokens}
             status, answer = server.post("/v1/completions", **body)
             assert status == 200, answer
             counts.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert counts[0] == 0 < counts[1]
-        status, answer = server.post("/v1/chat/completions", **chat | {"model": "testbed"})
+        status, answer = server.post("/v1/chat/completions", **chat)
         assert status == 200, answer
-        events = server.stream(
-            "/v1/completions", model="testbed", prompt=prompt, max_tokens=300, ignore_eos=True
-        )
+        events = server.stream("/v1/completions", prompt=prompt, max_tokens=300, ignore_eos=True)
         first = next(events)
         process.send_signal(signal.SIGTERM)
         choices = [event["choices"][0] for event in (first, *events)]
