@@ -13,7 +13,7 @@ from picbench.engines.algorithms import Algorithm, check_served, parse
 from picbench.engines.chunk_cache.tiers.notation import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, CHOICES, DEFAULT_TIERS, ChunkSettings
 from picbench.engines.planning.policy import LayoutConfig
-from picbench.engines.vllm.frontend.marks import DocumentMarks
+from picbench.engines.vllm.marks import DocumentMarks
 from picbench.errors import ConfigError
 
 #: The key of the settings in `additional_config`.

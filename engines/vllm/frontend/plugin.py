@@ -23,8 +23,8 @@ from picbench.engines.vllm.compat import (
 )
 from picbench.engines.vllm.device import cpu_shares
 from picbench.engines.vllm.frontend.engine_core import defer_hashing, plan_on_receipt
-from picbench.engines.vllm.frontend.marks import DocumentMarks
 from picbench.engines.vllm.frontend.request_args import ARGS, add_marked
+from picbench.engines.vllm.marks import DocumentMarks
 from picbench.engines.vllm.settings import CPU_WORKER, REJECTED, PicSettings
 from picbench.errors import ConfigError, PicBenchError
 from picbench.kernels.first_calls import settle_first_calls

@@ -227,6 +227,10 @@ def test_the_testbed_is_served_until_all_is_answered(tmp_path: Path) -> None:
             assert status == 200, answer
             counts.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert counts[0] == 0 < counts[1]
+        arguments = {"pic_spans": spans, "pic_algorithm": "naive:anchor=passage"}
+        after = [server.post("/v1/completions", **body | {"vllm_xargs": arguments}) for _ in "ab"]
+        assert [status for status, _ in after] == [200, 200], after
+        assert after[1][1]["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
         status, answer = server.post("/v1/chat/completions", **chat)
         assert status == 200, answer
         events = server.stream("/v1/completions", prompt=prompt, max_tokens=300, ignore_eos=True)

@@ -10,7 +10,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.renderers import TokenizeParams, renderer_from_config
 
 from picbench.engines.vllm.frontend.marked_prompts import MarkedTokenizer, read_marks
-from picbench.engines.vllm.frontend.marks import DocumentMarks
+from picbench.engines.vllm.marks import DocumentMarks
 from picbench.errors import ConfigError
 from picbench.workloads.testbed import model_path
 

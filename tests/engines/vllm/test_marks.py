@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.engines.vllm.frontend.marks import DEFAULT_MARKS, DocumentMarks, TextSpan
+from picbench.engines.vllm.marks import DEFAULT_MARKS, DocumentMarks, TextSpan
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError
 
