@@ -80,7 +80,7 @@ class MarkedTokenizer:
         head = 1 + (texts[0] in tokenizer.all_special_tokens) if texts else 0
         for encode, some in ((tokenizer, texts[:head]), (self.inside, texts[head:])):
             if some:
-                more = {"return_offsets_mapping": True} if offsets else {}
+                more = {"return_offsets_mapping": offsets, "return_attention_mask": False}
                 got = encode(some, add_special_tokens=False, truncation=False, **more)
                 places = got["offset_mapping"] if offsets else [()] * len(some)
                 yield from zip(got["input_ids"], places, strict=True)

@@ -360,6 +360,44 @@ def test_a_request_is_parsed_once(extra_args, monkeypatch):
     assert shared.extra_args == extra_args
 
 
+@pytest.mark.parametrize(
+    "extra_args",
+    [
+        None,
+        {"pic_algorithm": "epic:k=8", "other": 1},
+        {"pic": {"algorithm": "epic:k=8"}},
+        {"pic_spans": [], "pic_dependent": [3, 5]},
+    ],
+)
+def test_marks_add_spans_to_what_a_client_sent(extra_args):
+    marked = request(extra_args)
+    sent = marked.sampling_params.extra_args
+    request_args.add_marked(marked, {"spans": [[1, 3]], "documents": [[9, 1, 1]]})
+    named = {"pic_spans": [1, 3], "pic_documents": [3, 9, 1, 1]}
+    if extra_args and "pic" in extra_args:
+        named = {"pic": {"spans": [[1, 3]], "documents": [[9, 1, 1]], **extra_args["pic"]}}
+    wanted = request({**(extra_args or {}), **named})
+    registry = Registry()
+    found = request_args.request_args(marked, registry)
+    assert found == request_args.request_args(wanted, registry)
+    # Callers may share the arguments between requests.
+    assert sent == extra_args
+
+
+@pytest.mark.parametrize(
+    "extra_args",
+    [
+        {"pic_spans": [0, 2]},
+        {"pic_documents": [2, 1, 2]},
+        {"pic": {"spans": [[0, 2]]}},
+        {"pic": {"documents": [[1]]}},
+    ],
+)
+def test_a_prompt_has_marks_or_spans(extra_args):
+    with pytest.raises(ConfigError, match="has marks, and the request names spans or documents"):
+        request_args.add_marked(request(extra_args), {"spans": [[1, 3]]})
+
+
 def test_arguments_can_be_sent_to_another_process():
     from vllm import SamplingParams
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
