@@ -20,11 +20,18 @@ from picbench.cli.options import options_of
 )
 @options_of("picbench.settings:RunConfig", only=("tiers", "on_pressure", "compile_order", "device"))
 @click.option(
+    "--marks",
+    metavar="on|OPEN,CLOSE",
+    help="Make chunks of the text between marks in prompts; on: <<doc>> and <</doc>>.",
+)
+@click.option(
     "--show-command",
     is_flag=True,
     help="Print the command that would start the server, for a shell, and start nothing.",
 )
-def serve(*, model: str, flags: tuple[str, ...], show_command: bool, **given: Any) -> None:
+def serve(
+    *, model: str, flags: tuple[str, ...], marks: str | None, show_command: bool, **given: Any
+) -> None:
     """Serve a model over HTTP: vLLM's own OpenAI server, with all that picbench needs set.
 
     MODEL is what picbench run --model takes. All other flags are vLLM's, such as --port 8001 or
@@ -42,6 +49,7 @@ def serve(*, model: str, flags: tuple[str, ...], show_command: bool, **given: An
         parse(given["algorithm"])
     except ConfigError as error:
         raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
+    given["marks"] = marks == "on" or (marks and marks.split(","))
     found = models.resolve(model)
     has_template = models.has_chat_template(found)
     command = server_command(str(found.path), model, flags, has_template=has_template, **given)

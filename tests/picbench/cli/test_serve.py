@@ -48,6 +48,8 @@ def test_neither_torch_nor_vllm_is_imported(flags: list[str]) -> None:
         ("testbed --tiers disk:/proc/x:1GiB", "--tiers disk:/proc/x:1GiB: cannot use the folder"),
         ("testbed --device cuda", "vLLM runs on cpu here, not on cuda"),
         ("testbed --device tpu", "--device"),
+        ("testbed --marks x,x", "--marks ['x', 'x'] has a mark that is or contains the other"),
+        ("testbed --marks x", "--marks ['x'] is no pair of texts"),
         ("testbed --block-size 32", "--block-size 32: picbench sets --block-size 16 itself"),
         ("--port 8001 testbed", "--port: give MODEL first"),
         ("testbed llama", "llama: give MODEL first"),
@@ -59,6 +61,14 @@ def test_what_is_wrong_is_one_line_and_exit_2(words: str, said: str) -> None:
     [line] = found.stderr.splitlines()
     assert said in line
     assert found.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "field"), [("on", '"marks": true'), ("[[x]],[[/x]]", '"marks": ["[[x]]", "[[/x]]"]')]
+)
+def test_marks_are_settings_of_the_engine(given: str, field: str) -> None:
+    words = ("serve", "testbed", "--marks", given, "--show-command", "--dtype", "float32")
+    assert field in CliRunner().invoke(main, words).stdout
 
 
 def test_a_folder_is_served_by_its_path(llama: Path) -> None:
