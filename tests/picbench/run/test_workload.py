@@ -145,14 +145,15 @@ def test_a_grid_needs_text_files(make_job: MakeJob, tmp_path: Path) -> None:
     assert job.facts.samples == 6
 
 
-def test_rows_that_the_seed_makes_are_synthetic(make_job: MakeJob) -> None:
+def test_rows_that_the_seed_makes_are_synthetic(make_job: MakeJob, tmp_path: Path) -> None:
     flags = {"dataset": "ruler:vt", "data": "bundled", "grid": "1500-1500:1x3", "algo": ("full",)}
     job, again, other = (make_job(**flags, seed=seed) for seed in (1, 1, 2))
     assert job.workload.synthetic and "ruler:vt (synthetic rows)" in printed(job)
     assert (job.workload.metric, len(job.workload.samples)) == ("string-match", 3)
     assert job.workload.samples == again.workload.samples
     assert job.workload.samples[0].tokens != other.workload.samples[0].tokens
-    for wrong in ({"data": "."}, {"grid": "1500-9000:2x2"}, {"columns": "squad"}):
+    empty = {"data": str(tmp_path)}
+    for wrong in (empty, {"grid": "1500-9000:2x2"}, {"columns": "squad"}):
         with pytest.raises(ConfigError, match=f"`{next(iter(wrong))}`"):
             make_job(**flags | wrong)
 
