@@ -30,13 +30,13 @@ def merge_splits(
 
 
 @triton.jit
-def fold(  # type: ignore[no-untyped-def]
+def fold(
     logs: tl.tensor,
     outputs: tl.tensor,
     lse_max: tl.tensor,
     weight_sum: tl.tensor,
     acc: tl.tensor,
-):
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Adds partial outputs [n, HEAD] by their log-sum-exps [n]; -inf means nothing was seen.
 
     What saw nothing gets weight 0, even if NaN.

@@ -190,9 +190,12 @@ class AccuracyRun:
 
     def _data(self, spec: str) -> Mapping[str, str]:
         data = self.data or (BUNDLED if _is_testbed(spec) else HUB)
-        hay = self.texts or (BUNDLED if data == HUB else data)
-        made = {n: hay for n in self.settings.datasets if n == "needle" or n.startswith("ruler:")}
-        return dict.fromkeys(self.settings.datasets, data) | made
+        made = self.texts or BUNDLED
+        needle = self.texts or (BUNDLED if data == HUB else data)
+        return {
+            name: made if datasets.find(name).generated else needle if name == "needle" else data
+            for name in self.settings.datasets
+        }
 
     def estimates(self) -> Iterator[Estimate]:
         """What is left, by model, with the start of an engine for each. Needs no model's files."""

@@ -169,6 +169,14 @@ def test_longbench_is_from_the_hub_and_needles_are_hidden_in_texts() -> None:
     assert longest == [None, 15872, 7168]
 
 
+def test_generated_rows_are_made_in_texts_and_not_read_from_data() -> None:
+    settings = read_accuracy().model_copy(update={"datasets": ["musique", "needle", "ruler:vt"]})
+    for texts, made in (("essays", "essays"), (None, "bundled")):
+        found = AccuracyRun(settings, ["a/b"], "cuda", Path("out"), data="rows", texts=texts)
+        data = found.serving("a/b").data
+        assert data == {"musique": "rows", "needle": texts or "rows", "ruler:vt": made}
+
+
 def test_estimates_need_no_model() -> None:
     result = reproduce("--models", "a/b,testbed", "--device", "cuda", "--rows", "10", "--dry-run")
     assert result.exit_code == 0, result.stderr
