@@ -19,7 +19,8 @@ LOCK = ".lock"
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file as `whole_file` does."""
+    """Write a file as `whole_file` does; its folder is made where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
         file.write(content)
 
@@ -73,8 +74,9 @@ def write_json(
 ) -> None:
     """Write JSON so that a reader finds the old file or the new one, never half of one.
 
-    Without an `indent` it is one line: for long arrays.
+    Without an `indent` it is one line: for long arrays. The folder is made where there is none.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     separators = None if indent else (",", ":")
     text = json.dumps(value, indent=indent, separators=separators, allow_nan=False)
     with whole_file(path, durable=True) as file:

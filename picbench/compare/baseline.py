@@ -378,7 +378,6 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
     else:
         text = _to_json(values)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="name another file") from error

@@ -166,7 +166,6 @@ class RepeatsRecord(grid.FactsRecord):
             known = {one.number: one for one in self.found.repeats}
             known.setdefault(cell.rank, CheckedRepeat(cell.rank, figures))
             self.found = replace(self.found, repeats=[known[one] for one in sorted(known)])
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.path, {"schema": _SCHEMA} | asdict(self.found))
         self.seconds = {**self.seconds, cell.name: [seconds]}
 
@@ -493,7 +492,6 @@ def write_figures(
 ) -> None:
     """Write ``profile.json`` and ``profile.md``."""
     calibration = predictor.calibration
-    output.mkdir(parents=True, exist_ok=True)
     write_whole(output / "profile.md", render_figures(done, predictor, found).encode())
     document = {
         "facts": asdict(done.facts),

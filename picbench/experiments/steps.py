@@ -73,7 +73,6 @@ def measure(settings: AllSteps) -> Outcome:
                 failed = f"step {step.name} failed: {' '.join(step.command)}"
                 raise InvalidRun(failed, hint="nothing after it was run")
             took = round(time.monotonic() - began, 1)
-            note.parent.mkdir(parents=True, exist_ok=True)
             write_json(note, {"commit": commit, "seconds": took})
             click.echo(f"{step.name}: ok, {took:,.0f} s")
     return Outcome()

@@ -427,7 +427,6 @@ def check_folder(folder: Path) -> None:
 
 def open_sweep(name: str, cells: Sequence[SweepCell], folder: Path) -> None:
     """Make the folder of a sweep and say in it what its cells are."""
-    folder.mkdir(parents=True, exist_ok=True)
     settings = {cell.name: {**cell.settings, "repeat": cell.repeat} for cell in cells}
     write_json(folder / SWEEP, {"name": name, "cells": settings})
 

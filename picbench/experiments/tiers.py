@@ -68,7 +68,6 @@ def measure(settings: Tiers) -> Outcome:
         facts = provenance.facts("machine", "cores", "load", "python")
         facts["versions"] = provenance.facts("numpy", "xxhash")
         facts |= {"seed": settings.seed, "values": "random bytes"}
-        settings.output.parent.mkdir(parents=True, exist_ok=True)
         write_json(settings.output, {"schema": 1, "provenance": facts, "rows": rows})
     speed = "{median:.2f} ({slowest:.2f}-{fastest:.2f})"
     lines = [

@@ -121,7 +121,6 @@ def _save(figure: "Figure", note: str, base: Path, formats: Sequence[str], dpi: 
     # Formats differ in their dots an inch, and the layout in nothing.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    base.parent.mkdir(parents=True, exist_ok=True)
     metadata: dict[str, dict[str, Any]] = {
         "png": {"Description": note},
         "pdf": {"Subject": note, "CreationDate": None},

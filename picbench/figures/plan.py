@@ -70,7 +70,6 @@ def draw_plan(picture: PlanPicture, title: str, path: Path) -> None:
         note = {"Description": f"{title}; {fingerprint(picture)}"}
         drawn = BytesIO()
         figure.savefig(drawn, dpi=dpi, format="png", metadata=note, pil_kwargs={"optimize": True})
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, drawn.getvalue())
 
 

@@ -269,7 +269,6 @@ def write_accuracy(
     settings: AccuracySettings, folder: Path, scores: Path | None = None
 ) -> list[ClaimVerdict]:
     """Write page, verdicts, tables and figures of what `read_models` finds; the verdicts."""
-    folder.mkdir(parents=True, exist_ok=True)
     found = read_models(settings, folder, scores)
     verdicts = [verdict for one in found for verdict in judge_model(settings, one)]
     write_verdicts(verdicts, folder)

@@ -10,15 +10,15 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from picbench.engines.algorithms import Algorithm, Registry, stand_ins
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.pages import GAP, SlotKind
-from picbench.errors import ConfigError, DataError, closest, first_refusal
+from picbench.errors import ConfigError, DataError, closest
 from picbench.figures.frontier import FrontierPoint, draw_frontier
 from picbench.files import write_json
-from picbench.papers.data import ends
+from picbench.papers.data import ends, read_kept
 from picbench.papers.settings import BASE, FILES
 from picbench.run.job import Anchors, segments_of
 from picbench.run.measurements import Outcome, ScoredPage
@@ -144,14 +144,10 @@ class ScoredPart:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file that `write` wrote. Raises DataError for another one."""
-        try:
-            return TypeAdapter(cls).validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise DataError(f"{path}: no scores of algorithms: {first_refusal(error)}") from error
+        return read_kept(cls, path)
 
     def write(self, folder: Path) -> None:
         """Write ``NAME.json``."""
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / f"{self.case.name}.json", asdict(self), indent=None)
 
     @property

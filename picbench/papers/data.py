@@ -16,7 +16,7 @@ from picbench.store.reader import HELD, Run
 from picbench.tables.table import Column, Shown, Table, Value
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
-Kept = TypeVar("Kept", "StoredPoint", "ExperimentData")
+Kept = TypeVar("Kept")
 
 #: Seconds until engines answer that start together: start, compilation, graphs, first requests.
 START: Mapping[str, float] = {"cpu": 25, "cuda": 100}
@@ -81,7 +81,7 @@ class StoredPoint:
 
         Raises ConfigError for one with another `identity`, DataError for another file.
         """
-        found = [(path, _read(cls, path)) for path in files if path.exists()]
+        found = [(path, read_kept(cls, path)) for path in files if path.exists()]
         for path, one in found:
             if one.identity != identity:
                 hint = "remove it, or name another folder with `output`"
@@ -90,16 +90,16 @@ class StoredPoint:
 
     def write(self, path: Path) -> None:
         """Write a file that `read` reads."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asdict(self), indent=None)
 
 
-def _read(kind: type[Kept], path: Path) -> Kept:
+def read_kept(kind: type[Kept], path: Path) -> Kept:
+    """Read a file of what was measured of a paper. Raises DataError for another one."""
     try:
         return TypeAdapter(kind).validate_json(path.read_bytes())
     except ValidationError as error:
-        what = first_refusal(error)
-        raise DataError(f"{path}: not what was measured of a paper: {what}") from error
+        what = f"not what was measured of a paper: {first_refusal(error)}"
+        raise DataError(f"{path}: {what}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +173,12 @@ class ExperimentData:
 
     def write(self, folder: Path) -> None:
         """Write ``DEVICE-EXPERIMENT.json``."""
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / f"{self.name}.json", asdict(self), indent=None)
 
     @classmethod
     def read(cls, path: Path) -> "ExperimentData":
         """Read a file that `write` wrote. Raises DataError for another one."""
-        return _read(cls, path)
+        return read_kept(cls, path)
 
 
 def stored_run(

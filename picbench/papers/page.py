@@ -88,7 +88,6 @@ def write_page(
 
     `scores` is where scores row by row are; None: below the folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     evidence = Evidence.read(folder / DATA, scores or folder / SCORES)
     published = read_published(settings.published)
     verdicts = judge_all(settings.claims, evidence)

@@ -14,7 +14,7 @@ from operator import methodcaller
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from picbench.engines.algorithms import Registry, parse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
@@ -38,9 +38,6 @@ from picbench.tables.table import table
 from picbench.workloads.sample import Sample
 from picbench.workloads.scoring import LIKELIHOOD
 from picbench.workloads.testbed import DATASETS, model_path
-
-if TYPE_CHECKING:
-    pass
 
 #: Rows that are served together. With more, chunk KV is evicted before its last request.
 WINDOW = 10

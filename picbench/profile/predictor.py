@@ -249,7 +249,6 @@ def read_grid(path: Path, field: str = "grid") -> MeasuredGrid:
 
 def write_grid(path: Path, grid: MeasuredGrid) -> None:
     """Write a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"schema": SCHEMA} | asdict(grid))
 
 

@@ -264,7 +264,6 @@ class RoundsRecord:
     def write(self) -> None:
         """Write the file, and what is made of it."""
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             provenance.write_code(self.path.parent, self.facts)
             kept = {name: getattr(self, name) for name in _KEPT}
             write_json(self.path, {"schema": 1, "provenance": self.facts, **kept})

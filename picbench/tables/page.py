@@ -169,7 +169,6 @@ def page(title: str, *texts: str) -> str:
 
 def save(base: Path, document: Mapping[str, Any], page: str) -> None:
     """Write ``base.json`` and ``base.md``, and beside them which code they are about."""
-    base.parent.mkdir(parents=True, exist_ok=True)
     write_code(base.parent, document.get("provenance", {}))
     write_json(base.with_name(f"{base.name}.json"), document)
     write_page(base, page)

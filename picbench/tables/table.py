@@ -160,7 +160,6 @@ class Table:
 
     def write(self, folder: Path) -> None:
         """Write ``name.md``, ``name.csv`` and ``name.json``."""
-        folder.mkdir(parents=True, exist_ok=True)
         document = json.dumps(self.document(), indent=2, ensure_ascii=False) + "\n"
         for suffix, text in (("md", self.section()), ("csv", self.csv()), ("json", document)):
             write_whole(folder / f"{self.name}.{suffix}", text.encode())

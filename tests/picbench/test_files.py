@@ -61,9 +61,18 @@ def test_what_is_no_regular_file_stays(tmp_path: Path) -> None:
 
 def test_errors_name_the_file_and_not_its_draft(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no" / "a"):
-        with pytest.raises(OSError, match="director") as caught:
-            write_whole(path, b"new")
+        with pytest.raises(OSError, match="director") as caught, whole_file(path) as file:
+            file.write(b"new")
         assert (caught.value.filename, caught.value.filename2) == (str(path), None)
+
+
+def test_folders_are_made(tmp_path: Path) -> None:
+    write_whole(tmp_path / "no" / "a", b"new")
+    write_json(tmp_path / "none" / "either" / "a", {})
+    assert (tmp_path / "no" / "a").read_bytes() == b"new"
+    with pytest.raises(FileExistsError) as caught:
+        write_whole(tmp_path / "no" / "a" / "b", b"new")
+    assert caught.value.filename == str(tmp_path / "no" / "a")
 
 
 def test_only_errors_without_a_file_get_a_name() -> None:

@@ -27,7 +27,6 @@ def write_rows(name: str, rows: Iterable[dict[str, Any]], directory: Path | None
     fingerprint = hashlib.sha256(content).hexdigest()[:16]
     file = (directory or cache_directory("rows")) / f"{name}-{fingerprint}.jsonl"
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, content)
     return file
 

@@ -165,7 +165,6 @@ def hub_rows(archive: Archive, dataset: str, *, offline: bool) -> tuple[Path, Or
     sha256 = checksum(archive, path)
     file = cache_directory("hub") / sha256[:16] / f"{dataset}.jsonl"
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, _member(path, dataset))
     revision = path.parent.name  # The hub's cache has a folder for every commit.
     return file, Origin(archive.repository, revision, archive.file, sha256, bool(archive.sha256))

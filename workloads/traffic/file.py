@@ -61,7 +61,6 @@ def write_requests(path: Path, header: Header, stream: Stream) -> str:
     fingerprint = hashlib.sha256(body).hexdigest()
     head = {"format": FORMAT, "version": VERSION} | asdict(header) | {"sha256": fingerprint}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(head, ensure_ascii=False).encode() + b"\n" + body)
     except OSError as error:
         raise ConfigError(
