@@ -13,7 +13,7 @@ from picbench.workloads.datasets.grid import Grid
 from picbench.workloads.prompts.chat import Chat
 from picbench.workloads.prompts.drop import Drop, leads
 from picbench.workloads.prompts.segmentation import title
-from picbench.workloads.prompts.template import Template, read_prompts
+from picbench.workloads.prompts.template import Template, read_prompt
 from picbench.workloads.prompts.tokens import Encoder, Tokenizer
 from picbench.workloads.prompts.truncate import Frame, truncate
 from picbench.workloads.sample import Sample, SampleSegment
@@ -181,7 +181,9 @@ def load_samples(
             hint="it needs rows that name gold passages which continue a document, as the bundled "
             "ones of musique, 2wikimqa and hotpotqa do",
         )
-    raise DataError(f"{source.path}: no rows for {dataset!r}", hint=_no_rows_hint(reading.bad))
+    bad = reading.bad.skipped
+    hint = f"all were malformed, the first: {bad[0]}" if bad else "`data`, `limit`"
+    raise DataError(f"{source.path}: no rows for {dataset!r}", hint=hint)
 
 
 def _samples(how: _Rendering, rows: Iterable[DatasetRow], bad: BadRows) -> Iterator[Sample]:
@@ -193,12 +195,6 @@ def _samples(how: _Rendering, rows: Iterable[DatasetRow], bad: BadRows) -> Itera
             bad.reject(placed(row.source, error))
 
 
-def _no_rows_hint(bad: BadRows) -> str:
-    if not bad.skipped:
-        return "`data`, `limit`"
-    return f"all were malformed, the first: {bad.skipped[0]}"
-
-
 def _rendering(
     dataset: Dataset,
     tokenizer: Tokenizer,
@@ -208,9 +204,9 @@ def _rendering(
     chat: Chat | None,
 ) -> _Rendering:
     check_counts(max_tokens=max_tokens, context=context)
-    file = read_prompts(prompts) if prompts else None
-    template = file.template(dataset.name) if file else dataset.template
-    from_file = file.max_tokens.get(dataset.name) if file else None
+    template, from_file = dataset.template, None
+    if prompts:
+        template, from_file = read_prompt(prompts, dataset.name)
     length = max_tokens or from_file or dataset.max_tokens
     if context is not None and context <= length:
         raise ConfigError(

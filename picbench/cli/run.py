@@ -90,15 +90,10 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
 
 def print_plan(job: "Job", stream: TextIO) -> None:
     """What a run would do: arms, settings, requests, sizes."""
-    from rich.table import Table
-    from rich.text import Text
+    from picbench.run.result import fact_table, print_all
 
-    from picbench.run.result import print_all
-
-    table = Table(show_header=False, box=None)
-    for name, value in _plan(job):
-        table.add_row(name, Text(value))
-    print_all(stream, "dry run: no engine was started, nothing was written", table)
+    heading = "dry run: no engine was started, nothing was written"
+    print_all(stream, heading, fact_table(_plan(job)))
 
 
 def _plan(job: "Job") -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from picbench.compare.comparison import compare_runs
 from picbench.engines.config import BLOCK_SIZE
 from picbench.errors import ConfigError, IncomparableRuns
-from picbench.files import write_whole
+from picbench.files import whole_file
 from picbench.report import sections as parts
 from picbench.report.contents import RunContents, cautions, headline, read_contents
 from picbench.settings import ComparisonSettings
@@ -46,7 +46,8 @@ def write_report(paths: Sequence[Path], output: Path, margin: float) -> None:
     """
     page = report_page(paths, margin)
     try:
-        write_whole(output, page.encode("utf-8", "backslashreplace"))
+        with whole_file(output) as file:
+            file.write(page.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise ConfigError(
             f"`output` {output}: cannot be written: {error.strerror}", hint="name another file"

@@ -39,6 +39,14 @@ def print_all(stream: TextIO, *parts: RenderableType) -> None:
         console.print(part, markup=False)
 
 
+def fact_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """Names and values, a fact a line."""
+    table = Table(show_header=False, box=None)
+    for name, value in facts:
+        table.add_row(name, Text(value))
+    return table
+
+
 def print_result(
     job: Job, arms: Mapping[str, ArmSummary], stream: TextIO, worded: Callable[[str], str] = str
 ) -> None:
@@ -138,13 +146,6 @@ def _notes(job: Job) -> Iterator[str]:
 
 def print_overview(run: Run, stream: TextIO) -> None:
     """The state of a run, its table, its settings, and where its numbers come from."""
-
-    def fact_table(facts: Iterable[tuple[str, str]]) -> Table:
-        table = Table(show_header=False, box=None)
-        for name, value in facts:
-            table.add_row(name, Text(value))
-        return table
-
     arms = arms_of(run)
     registry, reusing = Registry(), []
     for name, arm in run.manifest["arms"].items():

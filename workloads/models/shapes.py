@@ -33,22 +33,12 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Llama 3.1's scaling of rotary frequencies."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True, slots=True)
 class Shape:
     """The dimensions of a decoder of the Llama family.
 
     A folder of this shape has ``random`` weights, or none, so that the engine draws ``dummy``
     ones. `spread` is the standard deviation of random weights: wide enough that logits are peaked
-    and replies depend on the prompt.
+    and replies depend on the prompt. `scaling` is Llama 3.1's of rotary frequencies.
     """
 
     name: str
@@ -63,7 +53,7 @@ class Shape:
     positions: int
     theta: float
     architecture: Literal["LlamaForCausalLM", "MistralForCausalLM"] = "LlamaForCausalLM"
-    scaling: Llama3Scaling | None = None
+    scaling: Mapping[str, float] | None = None
     weights: Literal["random", "dummy"] = "dummy"
     spread: float = 0.02
 
@@ -72,11 +62,7 @@ class Shape:
 def all_shapes() -> Mapping[str, Shape]:
     """Every built-in shape by its name."""
     found = read_data("models", "shapes")
-    return MappingProxyType({name: _shape(name, **fields) for name, fields in found.items()})
-
-
-def _shape(name: str, *, scaling: Mapping[str, Any] | None = None, **fields: Any) -> Shape:
-    return Shape(name, scaling=Llama3Scaling(**scaling) if scaling else None, **fields)
+    return MappingProxyType({name: Shape(name, **fields) for name, fields in found.items()})
 
 
 def train() -> "Tokenizer":
@@ -137,7 +123,7 @@ def _write(shape: Shape, directory: Path) -> None:
 
 
 def _config(shape: Shape) -> dict[str, Any]:
-    scaling = {"rope_type": "llama3", **asdict(shape.scaling)} if shape.scaling else None
+    scaling = {"rope_type": "llama3", **shape.scaling} if shape.scaling else None
     return {
         "architectures": [shape.architecture],
         "model_type": "mistral" if shape.architecture.startswith("Mistral") else "llama",

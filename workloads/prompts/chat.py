@@ -1,9 +1,8 @@
 """Chat templates around prompts, which leave the chunks unchanged."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal
 
 from picbench.errors import ConfigError
 
@@ -17,17 +16,11 @@ MARKER = "PICBENCH-CONTEXT-8C1F"
 TODAY = datetime(2024, 7, 26)
 
 
-class _ChatTokenizer(Protocol):
-    def apply_chat_template(
-        self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, **extra: Any
-    ) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """The chat template of a tokenizer."""
+    """The chat template of a tokenizer of `transformers`."""
 
-    tokenizer: _ChatTokenizer
+    tokenizer: Any
 
     def wrap(self, head: str, tail: str) -> tuple[str, str]:
         """Return the texts before and after the context, as one user message.
@@ -48,7 +41,8 @@ class Chat:
                     [{"role": "user", "content": message}],
                     tokenize=False,
                     add_generation_prompt=True,
-                    **_variables(),
+                    strftime_now=TODAY.strftime,
+                    enable_thinking=False,  # It would use up the few tokens of a reply.
                 )
             )
         except Exception as error:  # A template is foreign code.
@@ -66,15 +60,7 @@ def find_chat(rule: ChatRule, tokenizer: object, *, wanted: bool) -> Chat | None
         raise ConfigError("`chat=on`: this tokenizer has no chat template", hint="`chat=auto`")
     if rule == "off" or not has_one or (rule == "auto" and not wanted):
         return None
-    return Chat(cast(_ChatTokenizer, tokenizer))
-
-
-def _variables() -> Mapping[str, Any]:
-    """Variables of templates beside the message: the date, and no thinking.
-
-    Replies have only a few tokens, which thinking would use up.
-    """
-    return {"strftime_now": TODAY.strftime, "enable_thinking": False}
+    return Chat(tokenizer)
 
 
 def _error(problem: str) -> ConfigError:

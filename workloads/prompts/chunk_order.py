@@ -2,18 +2,14 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 
 #: A segment of a prompt: whether it is a chunk, what tells it apart, its tokens.
 Ordered = tuple[bool, Hashable, int]
 
 
-@dataclass(slots=True)
-class _Context:
+class _Context(dict[Hashable, "_Context"]):
     """What followed a beginning that prompts have in common, the first one first."""
-
-    following: dict[Hashable, "_Context"] = field(default_factory=dict)
 
 
 class ContextIndex:
@@ -36,7 +32,7 @@ class ContextIndex:
         at = self._sent
         chunks = set()
         for chunk, name, _ in items:
-            at = at.following.setdefault(name, _Context())
+            at = at.setdefault(name, _Context())
             if chunk:
                 self._first.setdefault(name, len(self._first))
                 chunks.add(name)
@@ -56,7 +52,7 @@ class ContextIndex:
                 found = [given[name] for name in self._order(lengths, at)]
                 used |= given.keys()
             for place in found:
-                at = at.following.get(items[place][1]) if at else None
+                at = at.get(items[place][1]) if at else None
                 yield place
 
     def _order(self, given: Mapping[Hashable, int], at: _Context | None) -> list[Hashable]:
@@ -77,8 +73,7 @@ def _longest(at: _Context, given: Mapping[Hashable, int]) -> tuple[Hashable, ...
         context, path, length = waiting.pop()
         if length > most:
             best, most = path, length
-        following = [name for name in context.following if name in given]
-        for name in reversed(following):
+        for name in reversed([name for name in context if name in given]):
             if name not in path:
-                waiting.append((context.following[name], (*path, name), length + given[name]))
+                waiting.append((context[name], (*path, name), length + given[name]))
     return best

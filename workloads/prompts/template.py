@@ -1,10 +1,8 @@
 """Prompt templates: the text before and after a context."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
-from types import MappingProxyType
 
 from picbench.errors import ConfigError, closest
 
@@ -54,29 +52,12 @@ class Template:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PromptFile:
-    """Templates and output lengths (tokens) of several data sets, read from a file."""
+def read_prompt(path: Path, dataset: str) -> tuple[Template, int | None]:
+    """A data set's template and the length of its replies in tokens, if any, in a file of prompts.
 
-    path: Path
-    templates: Mapping[str, str]
-    max_tokens: Mapping[str, int]
-
-    def template(self, dataset: str) -> Template:
-        """Return the template for `dataset`, or raise ConfigError when the file has none."""
-        if dataset not in self.templates:
-            raise ConfigError(
-                f"{self.path}: no prompt for data set {dataset!r}",
-                hint=closest(dataset, self.templates),
-            )
-        return Template(self.templates[dataset], where=f"{self.path}: {dataset}")
-
-
-def read_prompts(path: Path) -> PromptFile:
-    """Read a file in LongBench's ``dataset2prompt`` format.
-
-    Either one JSON object with `dataset2prompt` and optionally `dataset2maxlen`, or the map from
-    data set to template alone, as in LongBench's own configuration folder.
+    It is in LongBench's ``dataset2prompt`` format: either one JSON object with `dataset2prompt` and
+    optionally `dataset2maxlen`, or the map from data set to template alone, as in LongBench's own
+    configuration folder. Raises ConfigError for another file, and for one without the data set.
     """
     from picbench.workloads.sources.row_schema import PromptFileSchema, first_problem
 
@@ -89,6 +70,9 @@ def read_prompts(path: Path) -> PromptFile:
             f"{path}: {first_problem(error)}",
             hint='`prompts` takes JSON like {"dataset2prompt": {"musique": "..."}}',
         ) from error
-    return PromptFile(
-        path, MappingProxyType(found.dataset2prompt), MappingProxyType(found.dataset2maxlen)
-    )
+    known = found.dataset2prompt
+    if dataset not in known:
+        problem = f"{path}: no prompt for data set {dataset!r}"
+        raise ConfigError(problem, hint=closest(dataset, known))
+    template = Template(known[dataset], where=f"{path}: {dataset}")
+    return template, found.dataset2maxlen.get(dataset)

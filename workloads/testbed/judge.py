@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from picbench.workloads.synthetic.generate import DATASETS, rows
 from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
-from picbench.workloads.testbed.llama import Cache, Llama
+from picbench.workloads.testbed.llama import Llama
 from picbench.workloads.testbed.pic import (
     PaddedBatch,
     PromptTokens,
@@ -89,13 +88,13 @@ def tokens_of(row: Mapping[str, Any], coder: Coder) -> PromptTokens:
 
 def chance(count: int, names: Sequence[str] = DATASETS) -> dict[str, float]:
     """The score of another row's right answer: the floor for replies to the wrong chunks."""
-    return {name: round(fmean(_swapped(name, rows(name, count=count))), 4) for name in names}
-
-
-def _swapped(name: str, found: Sequence[dict[str, Any]]) -> Iterator[float]:
-    others = [*found[1:], *found[:1]]
-    for row, other in zip(found, others, strict=True):
-        yield dataset(name).score(other["answers"][0], row["answers"])
+    means = {}
+    for name in names:
+        found = rows(name, count=count)
+        pairs = zip(found, [*found[1:], *found[:1]], strict=True)
+        scores = (dataset(name).score(two["answers"][0], one["answers"]) for one, two in pairs)
+        means[name] = round(fmean(scores), 4)
+    return means
 
 
 def with_chunks_of(tokens: PromptTokens, other: PromptTokens) -> PromptTokens:
@@ -114,19 +113,8 @@ def generate(
     rows = torch.arange(len(layout.ids), device=layout.ids.device)
     last = layout.filled.sum(1) - 1
     token = model.logits(hidden[rows, last]).argmax(-1)
+    position = layout.positions[rows, last]
     seen = (layout.filled & ~layout.hidden)[:, None, None, :]
-    return _continue(model, token, layout.positions[rows, last], seen, caches, limit, stop)
-
-
-def _continue(
-    model: Llama,
-    token: Tensor,
-    position: Tensor,
-    seen: Tensor,
-    caches: list[Cache],
-    limit: int,
-    stop: int,
-) -> list[list[int]]:
     replies = [token]
     done = token == stop
     while len(replies) < limit and not bool(done.all()):

@@ -1,10 +1,10 @@
 """The material of requests: chunks in topics, and questions about these."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from random import Random
-from typing import Protocol
 
 from picbench.dummy_prefix import inside_prompt
 from picbench.errors import ConfigError
@@ -35,11 +35,8 @@ class Topic:
     questions: tuple[TopicQuestion, ...]
 
 
-class Renew(Protocol):
-    """Makes new chunks like a given one."""
-
-    def __call__(self, chunk: SampleSegment, number: int, /) -> SampleSegment:
-        """Return a different chunk for each number."""
+#: Makes a new chunk like a given one, a different one for each number.
+Renew = Callable[[SampleSegment, int], SampleSegment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ def from_samples(
             hint="lower `pool`, `join` or `chunk_tokens`, or name more rows with `data`",
         )
     most = max(sample.max_tokens for sample in samples)
-    return Corpus(samples[0].dataset, tuple(topics), _Numbered(tokenizer), most)
+    return Corpus(samples[0].dataset, tuple(topics), partial(_numbered, tokenizer), most)
 
 
 def from_tokens(
@@ -100,26 +97,17 @@ def from_tokens(
         )
         for _ in range(pool)
     )
-    return Corpus(SYNTHETIC, topics, _Random(ids, seed), max_tokens)
+    return Corpus(SYNTHETIC, topics, partial(_drawn, ids, seed), max_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbered:
-    tokenizer: Tokenizer
-
-    def __call__(self, chunk: SampleSegment, number: int, /) -> SampleSegment:
-        text = f"Copy {number}.\n{chunk.text}"
-        return replace(chunk, text=text, tokens=encode(self.tokenizer, [text])[0])
+def _numbered(tokenizer: Tokenizer, chunk: SampleSegment, number: int) -> SampleSegment:
+    text = f"Copy {number}.\n{chunk.text}"
+    return replace(chunk, text=text, tokens=encode(tokenizer, [text])[0])
 
 
-@dataclass(frozen=True, slots=True)
-class _Random:
-    ids: Sequence[int]
-    seed: int
-
-    def __call__(self, chunk: SampleSegment, number: int, /) -> SampleSegment:
-        rng = Random(f"{self.seed}/copy/{number}")
-        return SampleSegment("chunk", "", _random(rng, self.ids, len(chunk.tokens)))
+def _drawn(ids: Sequence[int], seed: int, chunk: SampleSegment, number: int) -> SampleSegment:
+    rng = Random(f"{seed}/copy/{number}")
+    return SampleSegment("chunk", "", _random(rng, ids, len(chunk.tokens)))
 
 
 def _random(rng: Random, ids: Sequence[int], count: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
-from picbench.workloads.prompts.template import Template, read_prompts
+from picbench.workloads.prompts.template import Template, read_prompt
 
 
 def test_renders_both_sides() -> None:
@@ -52,21 +52,19 @@ def test_reads_longbenchs_format(tmp_path: Path) -> None:
         tmp_path,
         {"dataset2prompt": {"musique": "x{context}y{input}"}, "dataset2maxlen": {"musique": 32}},
     )
-    prompts = read_prompts(file)
-    assert prompts.template("musique").render("q") == ("x", "yq")
-    assert prompts.max_tokens["musique"] == 32
+    template, tokens = read_prompt(file, "musique")
+    assert (template.render("q"), tokens) == (("x", "yq"), 32)
 
 
 def test_reads_a_flat_map(tmp_path: Path) -> None:
-    prompts = read_prompts(write(tmp_path, {"musique": "{context}{input}"}))
-    assert prompts.template("musique").render("q") == ("", "q")
-    assert not prompts.max_tokens
+    template, tokens = read_prompt(write(tmp_path, {"musique": "{context}{input}"}), "musique")
+    assert (template.render("q"), tokens) == (("", "q"), None)
 
 
 def test_a_missing_dataset_names_the_nearest(tmp_path: Path) -> None:
-    prompts = read_prompts(write(tmp_path, {"musique": "{context}"}))
+    file = write(tmp_path, {"musique": "{context}"})
     with pytest.raises(ConfigError, match=r"prompts\.json.*'music'.*did you mean 'musique'"):
-        prompts.template("music")
+        read_prompt(file, "music")
 
 
 @pytest.mark.parametrize(
@@ -80,11 +78,11 @@ def test_a_missing_dataset_names_the_nearest(tmp_path: Path) -> None:
 def test_a_malformed_file_is_named(tmp_path: Path, content: Any, named: str) -> None:
     file = write(tmp_path, content)
     with pytest.raises(ConfigError) as caught:
-        read_prompts(file)
+        read_prompt(file, "musique")
     assert named in caught.value.message
     assert str(file) in caught.value.message
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nothing\.json"):
-        read_prompts(tmp_path / "nothing.json")
+        read_prompt(tmp_path / "nothing.json", "musique")
