@@ -37,7 +37,7 @@ from picbench.tables.page import page
 from picbench.tables.table import Table, Value
 from picbench.workloads import datasets, models
 from picbench.workloads.sources.bundled import BUNDLED
-from picbench.workloads.sources.hub import HUB, reach
+from picbench.workloads.sources.hub import HUB
 
 NAME, LIKELIHOOD = "accuracy", "likelihood"
 
@@ -109,15 +109,13 @@ def positions_of(spec: str) -> int | None:
     if isinstance(found.path, Path):
         return found.context
     with models.engine_packages():
-        import huggingface_hub as hub
+        from huggingface_hub import is_offline_mode
         from transformers import AutoConfig
-    name = "config.json"
     try:
-        if not (hub.is_offline_mode() or hub.try_to_load_from_cache(found.path, name)):
-            reach(hub.hf_hub_url(found.path, name))
+        models.reach_model(found.path)
         config = AutoConfig.from_pretrained(found.path)
     except (OSError, ValueError) as error:
-        offline = "HF_HUB_OFFLINE forbids to fetch it: " if hub.is_offline_mode() else ""
+        offline = "HF_HUB_OFFLINE forbids to fetch it: " if is_offline_mode() else ""
         raise ConfigError(
             f"`models` {found.path}: {offline}{str(error).strip().splitlines()[0]}",
             hint="`models` takes OWNER/NAME on the hub (with HF_TOKEN=... or hf auth login where "

@@ -461,7 +461,7 @@ class Experiment(Generic[S]):
         for group in pages.ratio_figures(self.ratios, found).values():
             figures |= group
         said = "\n".join(pages.filled(self.sentences, figures))
-        tables = (each.render(found) for each in self.tables)
+        tables = (each(found) for each in self.tables)
         return pages.page(self.title, self.about.format(**facts), *tables, said)
 
 

@@ -2,12 +2,12 @@
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from picbench.files import locked, write_json, write_whole
 from picbench.statistics.significance import paired_ratio
@@ -16,6 +16,9 @@ from picbench.tables.table import NOTHING, table
 
 #: Figures by arm and name, a value a round.
 Found = Mapping[str, Mapping[str, Sequence[float]]]
+
+#: A table of figures in Markdown; empty if none of them was measured.
+DrawnTable = Callable[[Found], str]
 
 #: Names of figures, each with what its column is called and the digits of its values.
 Columns = Mapping[str, tuple[str, int]]
@@ -85,13 +88,6 @@ def spreads(figures: Mapping[str, Sequence[float]], columns: Columns) -> Iterato
         yield spread(figures[name], digits)
 
 
-class DrawnTable(Protocol):
-    """A table of figures."""
-
-    def render(self, found: Found) -> str:
-        """The table in Markdown; nothing if no figure of it was measured."""
-
-
 @dataclass(frozen=True, slots=True)
 class FigureTable:
     """A row for each figure and a column for each arm; `heading` stands above it.
@@ -109,7 +105,7 @@ class FigureTable:
     head: str = ""
     extra: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-    def render(self, found: Found) -> str:
+    def __call__(self, found: Found) -> str:
         """See `DrawnTable`."""
         arms, rows = self.columns or {arm: arm for arm in found}, []
         for name, words in self.rows.items():

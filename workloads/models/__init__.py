@@ -18,6 +18,7 @@ __all__ = [
     "engine_packages",
     "has_chat_template",
     "load_tokenizer",
+    "reach_model",
     "resolve",
 ]
 
@@ -103,7 +104,7 @@ def load_tokenizer(model: ModelSpec) -> Tokenizer:
         from transformers import AutoTokenizer
     try:
         if isinstance(model.path, str):
-            _reach(model.path)
+            reach_model(model.path)
         # The default length would make transformers warn about long prompts.
         found = AutoTokenizer.from_pretrained(str(model.path), model_max_length=sys.maxsize)
     except (OSError, ValueError) as error:
@@ -133,7 +134,7 @@ def engine_packages() -> Iterator[None]:
         ) from error
 
 
-def _reach(repository: str) -> None:
+def reach_model(repository: str) -> None:
     """ConnectionError at once where a model is neither in the hub's cache nor can be fetched."""
     from huggingface_hub import hf_hub_url, is_offline_mode, try_to_load_from_cache
 
