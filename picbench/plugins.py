@@ -1,5 +1,6 @@
-"""Classes that installed packages add under an entry-point group."""
+"""Installed packages: their versions, and the classes that they add under an entry-point group."""
 
+from importlib import metadata
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
 from typing import TypeVar
@@ -7,6 +8,14 @@ from typing import TypeVar
 from picbench.errors import ConfigError
 
 T = TypeVar("T")
+
+
+def version_of(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def installed(group: str) -> dict[str, EntryPoint]:

@@ -8,8 +8,7 @@ from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
 import pytest
-
-from picbench.store.provenance import changed_lines
+from measured_code import changed_lines
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "gpu"

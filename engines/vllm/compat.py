@@ -7,10 +7,8 @@ release is refused at start and does not give wrong answers.
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from picbench.dummy_prefix import inside_prompt
@@ -26,7 +24,7 @@ from picbench.engines.vllm.settings import (
     PicSettings,
 )
 from picbench.errors import ConfigError
-from picbench.plugins import installed
+from picbench.plugins import installed, version_of
 
 VLLM = "0.32.0"
 
@@ -39,10 +37,7 @@ _GROUP, _NAME = "vllm.general_plugins", "picbench"
 
 def check_version() -> None:
     """Raise ConfigError unless the installed vLLM is the pinned release."""
-    found = None
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found = found or version(name)
+    found = next(filter(None, map(version_of, PACKAGES)), None)
     if found is None or found.split("+")[0] != VLLM:
         raise ConfigError(
             f"picbench needs vLLM {VLLM}, found {found or 'none'}",

@@ -8,7 +8,7 @@ import platform
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import metadata, requires
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -19,7 +19,7 @@ from picbench.engines.config import DEFAULT_TIERS
 from picbench.engines.vllm.compat import PACKAGES, VLLM, check_plug_in, check_version
 from picbench.engines.vllm.device import CPU, find, slow_short_types
 from picbench.errors import ConfigError
-from picbench.plugins import installed
+from picbench.plugins import installed, version_of
 
 #: Instructions that decide which CPU kernels run, by the names that torch gives them.
 _FEATURES = {"avx2": "AVX2", "avx512_f": "AVX512", "avx512_bf16": "AVX512_BF16", "amx_bf16": "AMX"}
@@ -74,7 +74,7 @@ def _instructions() -> str:
 
 def _versions() -> Iterator[Finding]:
     yield _python()
-    found = next((f"{name} {v}" for name in PACKAGES if (v := _version(name))), "none")
+    found = next((f"{name} {v}" for name in PACKAGES if (v := version_of(name))), "none")
     yield Finding("versions", "vllm", f"{found}; picbench needs {VLLM}", _fault(check_version))
     for package in ("torch", "triton"):
         yield _matched(package)
@@ -83,7 +83,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _python() -> Finding:
-    found, ours = platform.python_version(), _version("picbench")
+    found, ours = platform.python_version(), version_of("picbench")
     if ours is None:
         return Finding("versions", "picbench", "no metadata", "picbench is not installed")
     wanted = metadata("picbench")["Requires-Python"]
@@ -94,7 +94,7 @@ def _python() -> Finding:
 
 def _matched(package: str) -> Finding:
     """A package beside the version that vLLM's metadata asks for."""
-    found, wanted = _version(package), _wanted(package)
+    found, wanted = version_of(package), _wanted(package)
     if wanted is None:
         return Finding("versions", package, found or "none; not needed here")
     text = f"{found or 'none'}; vLLM needs {wanted}"
@@ -104,7 +104,7 @@ def _matched(package: str) -> Finding:
 
 def _wanted(package: str) -> SpecifierSet | None:
     """vLLM's requirement, whatever the build (+cpu, +cu130)."""
-    vllm = next((name for name in PACKAGES if _version(name)), None)
+    vllm = next((name for name in PACKAGES if version_of(name)), None)
     for requirement in _requirements(vllm) if vllm else ():
         if requirement.name == package and requirement.specifier and _applies(requirement):
             return SpecifierSet(re.sub(r"\+[\w.]+", "", str(requirement.specifier)))
@@ -114,7 +114,7 @@ def _wanted(package: str) -> SpecifierSet | None:
 def _supported() -> Iterator[Finding]:
     yield Finding("supported", "algorithms", ", ".join(sorted(installed(ALGORITHMS))))
     # Those of picbench but for vLLM and development; what each lacks, "" for nothing.
-    known = metadata("picbench").get_all("Provides-Extra") if _version("picbench") else []
+    known = metadata("picbench").get_all("Provides-Extra") if version_of("picbench") else []
     names = set(known or ()) - {"cpu", "cuda", "dev"}
     extras = {name: ", ".join(_lacking(name)) for name in sorted(names)}
     missing = {name: lacks for name, lacks in extras.items() if lacks}
@@ -130,7 +130,7 @@ def _lacking(extra: str) -> Iterator[str]:
     for requirement in _requirements("picbench"):
         if _applies(requirement) or not _applies(requirement, extra):
             continue
-        found = _version(requirement.name)
+        found = version_of(requirement.name)
         if found is None or not requirement.specifier.contains(found, prereleases=True):
             yield f"{requirement.name}{requirement.specifier}"
 
@@ -141,13 +141,6 @@ def _requirements(package: str) -> list[Requirement]:
 
 def _applies(requirement: Requirement, extra: str = "") -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _fault(check: Callable[[], None]) -> str:

@@ -9,9 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from shutil import which
@@ -24,6 +22,7 @@ from picbench.engines.vllm.compat import PACKAGES, check_plug_in, check_version
 from picbench.engines.vllm.device import slow_short_types
 from picbench.engines.vllm.settings import KEY, PicSettings, plain_arguments
 from picbench.errors import ConfigError
+from picbench.plugins import version_of
 
 #: For models without a chat template: messages one after another, in a line, as vLLM takes it.
 TEMPLATE = '{{ bos_token }}{% for m in messages %}{{ m["content"] }}{{ "\\n" }}{% endfor %}'
@@ -194,6 +193,6 @@ def _pool_size(config: Mapping[str, Any], given: Mapping[str, str]) -> int:
 def _installed() -> str | None:
     """The device that the installed vLLM serves, by its metadata; None without vLLM."""
     for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            return "cpu" if "cpu" in f"{name} {version(name)}" else "cuda"
+        if found := version_of(name):
+            return "cpu" if "cpu" in f"{name} {found}" else "cuda"
     return None

