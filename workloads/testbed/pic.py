@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from picbench.workloads.testbed.prompt import LINKS_EACH
 
@@ -101,7 +102,7 @@ def expand(tokens: PromptTokens, arm: ReuseArm, links: Sequence[int] = ()) -> Ex
         position = slots.add(chunk, position, number, canonical=arm.reuse, hidden=again)
         position = linked.add(links[: arm.trained_links], position, TAIL)
     linked.add(tokens.tail, position, TAIL)
-    for name in ("ids", "positions", "group", "canonical", "hidden"):
+    for name in PaddedBatch._fields:
         getattr(slots, name).extend(getattr(linked, name))
     return slots
 
@@ -127,13 +128,12 @@ class PaddedBatch(NamedTuple):
 
 def collate(batch: Sequence[ExpandedPrompt]) -> PaddedBatch:
     """Put sequences into one layout."""
-    return PaddedBatch(
-        _padded([slots.ids for slots in batch], 0),
-        _padded([slots.positions for slots in batch], 0),
-        _padded([slots.group for slots in batch], PAD),
-        _padded([slots.canonical for slots in batch], 0).bool(),
-        _padded([slots.hidden for slots in batch], 0).bool(),
-    )
+    padded = []
+    for name in PaddedBatch._fields:
+        rows = [torch.tensor(getattr(slots, name)) for slots in batch]
+        fill = PAD if name == "group" else 0
+        padded.append(pad_sequence(rows, batch_first=True, padding_value=fill))
+    return PaddedBatch(*padded)
 
 
 def visible(layout: PaddedBatch, anchored: bool = False) -> Tensor:
@@ -156,8 +156,3 @@ def _as_query(x: Tensor) -> Tensor:
 
 def _as_key(x: Tensor) -> Tensor:
     return x[:, None, :]
-
-
-def _padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
