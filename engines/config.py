@@ -55,7 +55,8 @@ class ChunkSettings:
     for checks).
 
     `anchors` are token ids of anchors' texts by name, for ``anchor=NAME``. Engines with a tokenizer
-    add the built-in passage, and the file that their `algorithm` names.
+    add the built-in passage, and the file that their `algorithm` names. `temperatures` are those
+    that requests may name besides that of the `algorithm` (``temperature=T``).
     """
 
     algorithm: str = "mepic"
@@ -65,6 +66,7 @@ class ChunkSettings:
     compile_order: str = "head"
     shared_decode: str = "auto"
     anchors: Mapping[str, Sequence[int]] = field(default_factory=dict, hash=False)
+    temperatures: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)

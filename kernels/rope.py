@@ -1,11 +1,12 @@
 """Rotary embedding (RoPE) of keys when attention reads them."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from picbench.errors import EngineError
+from picbench.errors import ConfigError, EngineError
 from picbench.kernels.paging import BLOCK_SIZE
 
 # Largest error of a cosine or sine in float32.
@@ -24,12 +25,14 @@ class RopeTable:
 
     The first `rotary_dim` dimensions of a head are rotated and the others pass through. Column i
     rotates dimensions i and i + rotary_dim / 2 (`is_neox`), or else 2i and 2i + 1: interleaved, as
-    in GPT-J. Raises EngineError if width and `rotary_dim` differ.
+    in GPT-J. After the model's own rows come those of `temperatures` (`tempered`).
+    Raises EngineError if width and `rotary_dim` differ.
     """
 
     cos_sin_cache: Tensor
     rotary_dim: int
     is_neox: bool = True
+    temperatures: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.cos_sin_cache.shape[-1] != self.rotary_dim or self.rotary_dim % 2:
@@ -38,6 +41,33 @@ class RopeTable:
                 f"rotary_dim {self.rotary_dim}",
                 hint="pass the rotary module's cos_sin_cache and rotary_dim unchanged",
             )
+
+    def tempered(self, temperatures: Sequence[float], head_size: int) -> "RopeTable":
+        """The table with rows that rotate keys and divide them by each of `temperatures`.
+
+        The scores of such keys are divided, too. There is a row for each shift from -(n - 1) to
+        n - 1, n being the model's rows, so that no kernel has to know of temperatures. Raises
+        ConfigError if dimensions of a head are not rotated.
+        """
+        if temperatures and self.rotary_dim != head_size:
+            raise ConfigError(
+                f"a temperature needs heads that are rotated as a whole, not {self.rotary_dim} of "
+                f"{head_size} dimensions",
+                hint="leave `temperature` out",
+            )
+        count = len(self.cos_sin_cache)
+        shifts = torch.arange(1 - count, count, device=self.cos_sin_cache.device)
+        turned = self.shift_rows(shifts)
+        tables = [self.cos_sin_cache, *(turned / number for number in temperatures)]
+        return replace(self, cos_sin_cache=torch.cat(tables), temperatures=tuple(temperatures))
+
+    def row_of(self, temperature: float) -> int:
+        """The row of position 0 at a temperature: what is added to positions and to shifts."""
+        if temperature == 1:
+            return 0
+        tables = 1 + self.temperatures.index(temperature)
+        # Each has one row less than two for each of the model's own.
+        return tables * (2 * len(self.cos_sin_cache) - 1) // (2 * len(self.temperatures) + 1)
 
     def rows(self, positions: Tensor) -> Tensor:
         """Cosines and sines [n, rotary_dim] of `positions` [n]; -1 rotates nothing."""

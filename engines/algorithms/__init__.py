@@ -9,7 +9,14 @@ from picbench.engines.algorithms.base import (
     Reuse,
     option,
 )
-from picbench.engines.algorithms.notation import Registry, check_served, describe, names, parse
+from picbench.engines.algorithms.notation import (
+    Registry,
+    check_served,
+    describe,
+    names,
+    parse,
+    temperatures,
+)
 
 __all__ = [
     "Algorithm",
@@ -27,4 +34,5 @@ __all__ = [
     "read_text",
     "sampled",
     "stand_ins",
+    "temperatures",
 ]

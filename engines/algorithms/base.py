@@ -121,7 +121,10 @@ class Algorithm(ABC):
 
     def layout(self, **given: Any) -> LayoutConfig:
         """The layout of prompts: what the algorithm says of it, and the rest as `given`."""
-        return LayoutConfig(pad=self.pads, documents=self.documents, **given)
+        temperature = getattr(self, "temperature", 1.0)
+        return LayoutConfig(
+            pad=self.pads, documents=self.documents, temperature=temperature, **given
+        )
 
     @property
     def spec(self) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from picbench.engines.algorithms.base import ChunkAlgorithm
+from picbench.engines.algorithms.base import ChunkAlgorithm, NumberRange, option
 from picbench.engines.planning.policy import ChunkPolicy
 
 
@@ -16,6 +16,10 @@ class Naive(ChunkAlgorithm):
 
     name: ClassVar[str] = "naive"
     summary: ClassVar[str] = "reuse chunks, recompute nothing inside them"
+
+    temperature: float = option(
+        1.0, "what scores of chunks are divided by before their softmax", NumberRange(0.1, 10.0)
+    )
 
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link nothing."""

@@ -5,6 +5,7 @@ the entry-point group ``picbench.algorithms``. Those in ``picbench.controls`` ar
 they can be parsed, and are listed nowhere.
 """
 
+from collections.abc import Iterable
 from dataclasses import Field
 from functools import cached_property
 from importlib.metadata import EntryPoint
@@ -78,6 +79,11 @@ def describe() -> list[tuple[str, str, str]]:
 def parse(spec: str) -> Algorithm:
     """The algorithm that a spec stands for; see `Registry.parse`."""
     return Registry().parse(spec)
+
+
+def temperatures(algorithms: Iterable[Algorithm]) -> tuple[float, ...]:
+    """The temperatures of algorithms, but for 1."""
+    return tuple(sorted({algorithm.layout().temperature for algorithm in algorithms} - {1.0}))
 
 
 def check_served(algorithm: Algorithm) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
 from picbench.engines.oracle.picked import FULL_LAYERS, Asked, Blend, BlendedRows
 from picbench.engines.oracle.rule import ExpandedRow, GivenSegment, Rule, expand
@@ -97,7 +97,9 @@ class Oracle:
         rule: Rule | Blend | Asked,
     ) -> torch.Tensor:
         if isinstance(rule, Rule):
-            return self.logits(expand(segments, continuation, rule))
+            rows = expand(segments, continuation, rule)
+            with self._tempered(rows, rule.temperature):
+                return self.logits(rows)
         picked = self.picked(segments, rule) if rule.picked is None else rule.picked
         if isinstance(rule, Asked):
             return self.logits(expand(segments, continuation, rule.rule(segments, picked)))
@@ -115,6 +117,30 @@ class Oracle:
             use_cache=cache,
             output_attentions=attentions,
         )
+
+    @contextmanager
+    def _tempered(self, rows: Sequence[ExpandedRow], temperature: float) -> Iterator[None]:
+        """Divide what the request's rows score of compiled ones, by an attention of our own."""
+        request = torch.tensor([row.compiled is None for row in rows])
+        divisor = torch.where(request[:, None] & ~request, temperature, 1.0)
+
+        def attend(
+            module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **_: Any
+        ) -> tuple[torch.Tensor, None]:
+            groups = query.shape[1] // key.shape[1]
+            key, value = (kv.repeat_interleave(groups, dim=1) for kv in (key, value))
+            scores = query @ key.transpose(2, 3) * scaling / divisor + mask
+            return (scores.softmax(-1) @ value).transpose(1, 2).contiguous(), None
+
+        if temperature == 1:
+            yield
+            return
+        AttentionInterface.register("tempered", attend)
+        self.model.set_attn_implementation("tempered")
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation("eager")
 
     @contextmanager
     def _masked_later(self, bias: torch.Tensor) -> Iterator[None]:

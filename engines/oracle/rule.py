@@ -47,7 +47,8 @@ class Rule:
     computed; their own KV is discarded. `pad` is the token that pads segments to whole blocks as in
     MEPIC's paper (arXiv 2512.16822, section 3); None pads nothing, which equals pads that are
     masked and take no position. `frame` changes the prompt itself, before it is padded. Both come
-    first: links, anchor and positions are those of the changed and padded prompt.
+    first: links, anchor and positions are those of the changed and padded prompt. The request's
+    scores of canonical keys are divided by `temperature` (APE, arXiv 2502.05431).
     """
 
     links: LinkedTokens
@@ -55,6 +56,7 @@ class Rule:
     pad: int | None = None
     frame: Frame = list
     document: DocumentTokens = lambda _: ()
+    temperature: float = 1.0
 
     def anchored(self, text: Sequence[int] = ()) -> "Rule":
         """The same with chunks compiled after the prompt's text before them all, and `text`."""

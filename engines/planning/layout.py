@@ -219,6 +219,7 @@ class _Builder:
             tail_events=tuple(event for event in self._events if event.start > covered),
             foreign=foreign_tokens(self._placed),
             picks=picks,
+            temperature=self._layout.temperature,
         )
 
     def measure(self) -> Footprint:
@@ -288,7 +289,9 @@ class _Builder:
         view, keys, unused = chunk.view(hidden, private=policy.private)
         pages = chunk.pages
         canonical = Canonical(pages[-1].name, before, pages, view.used, keys, unused)
-        self._events.append(ChunkEvent(start, canonical.key, hidden))
+        # What sees a chunk at another temperature is something else.
+        seen = b"" if self._layout.temperature == 1 else repr(self._layout.temperature).encode()
+        self._events.append(ChunkEvent(start, canonical.key + seen, hidden))
         self._compute(segment, computed, start, SlotKind.LINKED)
         if canonical.used:
             self._canonicals.setdefault((canonical.key, canonical.used), canonical)
@@ -301,6 +304,8 @@ class _Builder:
         selection = policy.selection
         if selection is not None and selection.deviation is not None and not policy.private:
             raise ValueError("a chunk whose tokens are picked by deviation must be private")
+        if self._layout.temperature != 1 and (policy.private or selection is not None):
+            raise ValueError("with a temperature, chunks are shared and their linked tokens known")
         self._selections.add(selection)
         self._lengths.append(len(segment.tokens))
         self._pickable += len(segment.tokens) - linked

@@ -118,6 +118,8 @@ class Plan:
     first computed ones, with the position GAP and a token that stands for any other. The worker
     gives all computed slots their tokens, again in logical order, and hides as many canonical
     slots. No computed page has a key, as none of its content is known before.
+
+    The scores of canonical keys are divided by the `temperature` (`LayoutConfig`).
     """
 
     placed: tuple[PlacedChunk, ...]
@@ -130,6 +132,7 @@ class Plan:
     tail_events: tuple[ChunkEvent, ...] = ()
     foreign: tuple[int, ...] = ()
     picks: Picks | None = None
+    temperature: float = 1.0
 
     @cached_property
     def pages(self) -> tuple[Page, ...]:

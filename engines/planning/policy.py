@@ -283,7 +283,8 @@ class LayoutConfig:
     repeat a token of the chunk, so that they add none to the prompt. `bos_token` fills BOS anchors,
     `link_tokens` are those that the model was trained to link chunks with, and `anchors` those of
     anchors' texts, by name. With `documents`, chunks are compiled after the text of their
-    documents: first the anchor, then the chunk's `context`, then the chunk.
+    documents: first the anchor, then the chunk's `context`, then the chunk. A request's scores of
+    canonical keys are divided by `temperature` (APE, arXiv 2502.05431).
     """
 
     block_size: int = 16
@@ -294,6 +295,7 @@ class LayoutConfig:
     link_tokens: tuple[int, ...] = ()
     anchors: Mapping[str, Sequence[int]] = field(default_factory=dict)
     documents: bool = False
+    temperature: float = 1.0
 
     @property
     def bos(self) -> int:

@@ -6,10 +6,12 @@ vLLM is used in a PIC engine (vllm/config/vllm.py, compute_hash).
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from math import inf
 from numbers import Integral
 from typing import Any, Self
 
-from picbench.engines.algorithms import Algorithm, check_served, parse
+from picbench.engines.algorithms import Algorithm, check_served, parse, temperatures
 from picbench.engines.chunk_cache.tiers.notation import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, CHOICES, DEFAULT_TIERS, ChunkSettings
 from picbench.engines.planning.policy import LayoutConfig
@@ -109,6 +111,9 @@ class PicSettings(ChunkSettings):
             if not right:
                 raise ConfigError(f"`{name}` is {getattr(self, name)!r}", hint=f"use {what}")
         check_served(parse(self.algorithm))
+        if self.keys_without_rope and self.temperatures_served:
+            hint = "leave `keys_without_rope` or the temperature out"
+            raise ConfigError("`keys_without_rope` has no temperatures", hint=hint)
         parse_tiers(self.tiers or "")
         DocumentMarks.of(self.marks)
 
@@ -123,6 +128,7 @@ class PicSettings(ChunkSettings):
         yield "link_tokens", _are_ids(self.link_tokens), "a list of token ids"
         yield "keys_without_rope", isinstance(self.keys_without_rope, bool), "true or false"
         yield "anchors", texts, "token ids by name"
+        yield "temperatures", _are_temperatures(self.temperatures), "a list of numbers above 0"
         yield "positions", positions is None or _is_id(positions), "a number of positions"
         for name, words in CHOICES.items():
             yield name, getattr(self, name) in words, " or ".join(words)
@@ -132,9 +138,17 @@ class PicSettings(ChunkSettings):
         """Whether other engines may store chunks in one of the tiers."""
         return any(spec.kind != "host" for spec in parse_tiers(self.tiers or ""))
 
+    @property
+    def temperatures_served(self) -> tuple[float, ...]:
+        """All temperatures but 1 that requests may name."""
+        return _served(self.algorithm, tuple(map(float, self.temperatures)))
+
     def layout(self, algorithm: Algorithm, salt: str | None, block_size: int) -> LayoutConfig:
-        """The layout of one tenant's prompts under an algorithm."""
-        return algorithm.layout(
+        """The layout of one tenant's prompts under an algorithm.
+
+        Raises ConfigError for a temperature that the engine was not started with.
+        """
+        layout = algorithm.layout(
             block_size=block_size,
             scope=salt or "",
             pad_token=self.pad_token,
@@ -142,6 +156,23 @@ class PicSettings(ChunkSettings):
             link_tokens=tuple(self.link_tokens),
             anchors=self.anchors,
         )
+        if layout.temperature not in (1, *self.temperatures_served):
+            raise ConfigError(
+                f"the engine was not started with temperature={layout.temperature}",
+                hint="start it with an algorithm that has it, or name it in `temperatures`",
+            )
+        return layout
+
+
+@lru_cache
+def _served(algorithm: str, others: tuple[float, ...]) -> tuple[float, ...]:
+    # Parsing takes milliseconds, and this is asked for each request.
+    return tuple(sorted({*temperatures([parse(algorithm)]), *others} - {1.0}))
+
+
+def _are_temperatures(values: Any) -> bool:
+    numbers = isinstance(values, list | tuple) and all(isinstance(v, int | float) for v in values)
+    return numbers and all(0 < value < inf for value in values)
 
 
 def _is_id(value: Any) -> bool:

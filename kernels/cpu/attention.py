@@ -53,6 +53,7 @@ class AttentionBatch:
         rope: RopeTable,
         shape: HeadShape,
         rotated: Sequence[bool | Tensor] | None = None,
+        rows: Sequence[int] | None = None,
         workspace: Workspace | None = None,
         copies: KvCopies | None = None,
         use_vllm: bool | None = None,
@@ -69,7 +70,8 @@ class AttentionBatch:
 
         `rotated[i]` says whether the keys of request i are cached with RoPE of their logical
         positions: all (True), none (False), or a bool tensor [>= seq_lens[i]] slot by slot. By
-        default none are. Affine requests with all keys rotated are read in place.
+        default none are. Affine requests with all keys rotated are read in place. `rows[i]` is
+        the row of position 0 by which its other keys are rotated (`RopeTable.row_of`).
 
         `workspace` is scratch memory to reuse from step to step. `copies` are those of the requests
         with one query, which are gathered without; `kpos[i]` must be the same tensor in all steps
@@ -85,6 +87,7 @@ class AttentionBatch:
                 positions=None if affine[i] else kpos[i],
                 rotated=False if rotated is None else rotated[i],
                 qpos=qpos[start:stop],
+                row=rows[i] if rows else 0,
             )
             for i, (start, stop) in enumerate(pairwise(query_start))
             if start < stop

@@ -15,7 +15,8 @@ class PagedRequest:
 
     `start` and `stop` bound its queries in the packed batch and `qpos` are their logical
     positions. `table` [blocks] names its blocks, of which `length` slots are valid. `positions`
-    is the logical position of each slot, None for an affine request.
+    is the logical position of each slot, None for an affine request. `row` is that of position 0 in
+    the RopeTable, for keys that are rotated here.
     """
 
     start: int
@@ -25,6 +26,7 @@ class PagedRequest:
     positions: Tensor | None
     rotated: bool | Tensor
     qpos: Tensor
+    row: int = 0
 
     @property
     def affine(self) -> bool:
@@ -50,9 +52,9 @@ class PagedRequest:
 
     @property
     def rotate_by(self) -> Tensor:
-        """Position by which each slot's key is still to be rotated [length]; -1: not at all."""
+        """Row by which each slot's key is still to be rotated [length]; -1: not at all."""
         if isinstance(self.rotated, Tensor):
-            return torch.where(self.rotated[: self.length], -1, self.kpos)
+            return torch.where(self.rotated[: self.length], -1, self.kpos + self.row)
         return torch.full((self.length,), -1) if self.rotated else self.kpos
 
 

@@ -35,6 +35,9 @@ LENGTHS = {"A": (150, 0), "B": (35, 150), "C": (81, 200), "D": (400, 30)}
 ORDERS = ("ABCD", "DCBA", "ABA", "C")
 
 
+#: That of the request whose scores of chunks are divided.
+TEMPERATURE = 0.7
+
 #: The way of serving in which requests bring their replies.
 FORCED = "forced"
 
@@ -112,6 +115,17 @@ def added_cases(vocabulary: int, bos: int | None) -> Iterator[OracleCase]:
         yield OracleCase(f"plain alike {number}", Request([text]), oracle.full())
 
 
+def tempered_case(vocabulary: int) -> OracleCase:
+    """A prompt whose scores of chunks are divided, over chunks of the others."""
+    from picbench.engines.oracle import naive
+
+    draw = partial(random_tokens, vocabulary=vocabulary)
+    chunks = [Chunk(tokens=draw(LENGTHS[name][0], name)) for name in "DBA"]
+    segments = [Text(tokens=draw(21, "system")), *chunks, Text(tokens=draw(19, "question"))]
+    request = Request(segments, algorithm=f"ape:temperature={TEMPERATURE}")
+    return OracleCase("ape", request, replace(naive().anchored(), temperature=TEMPERATURE))
+
+
 def measure(settings: OracleCheck) -> Outcome:
     """Compare an engine with the oracle; exit code 1 where any request differs."""
     config = EngineConfig(
@@ -146,6 +160,9 @@ def check(
     found = list(cases(model.vocab_size, orders))
     if added:
         found += added_cases(model.vocab_size, model.bos_token_id)
+        if (model.rope_parameters or {}).get("partial_rotary_factor", 1) == 1:
+            found.append(tempered_case(model.vocab_size))
+            config = replace(config, temperatures=(TEMPERATURE,))
     # First, so that a model that neither knows is refused in the engine's words.
     served = _serve(config, [case.request for case in found])
     settle_first_calls()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from picbench.engines.algorithms import parse, temperatures
 from picbench.engines.chunk_cache.tiers.notation import probe_tiers
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
@@ -28,7 +29,7 @@ from picbench.workloads.models.shapes import all_shapes, materialise
 ALGORITHMS = (
     *("mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "cacheblend:r=0.15"),
     *("cacheblend:r=0.15:select=first", "full", "prefix", "mepic:pad=paper", "naive:anchor=head"),
-    *("block-attention", "prompt-cache", "kvlink:n=5"),
+    *("block-attention", "prompt-cache", "kvlink:n=5", "ape"),
 )
 
 #: The algorithm of requests without chunks.
@@ -154,6 +155,7 @@ def measure(settings: Storm) -> Outcome:
         context=context,
         batch_tokens=min(2048, settings.longest),
         max_requests=RUNNING,
+        temperatures=temperatures(map(parse, ALGORITHMS)),
         **settings.model_dump(include={"dtype", "eager", "tensor_parallel", "tiers"}),
     )
     with Engine(replace(config, kv_blocks=LARGE * settings.pool, tiers="")) as engine:

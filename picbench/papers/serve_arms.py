@@ -16,7 +16,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from picbench.engines.algorithms import Registry, parse
+from picbench.engines.algorithms import Registry, parse, temperatures
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Request, Result
@@ -192,7 +192,8 @@ def plan_scores(settings: ServeSettings) -> runner.ExperimentPlan:
         algorithms = [parse(arm) for arm in arms if arm != NO_CONTEXT]
         load = cells[0].load
         anchors = anchors_of(algorithms, str(load.model.path), samples)
-        engines["picbench"] = engine_config(settings, load, settings.longest, anchors)
+        config = engine_config(settings, load, settings.longest, anchors)
+        engines["picbench"] = replace(config, temperatures=temperatures(algorithms))
         cells = [replace(cell, anchors=anchors) for cell in cells]
     most = max((cell.most or 0 for cell in cells), default=0)
     return runner.ExperimentPlan(

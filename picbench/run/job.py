@@ -14,7 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from picbench.engines.algorithms import Algorithm, Registry, Reuse, read_text, sampled
+from picbench.engines.algorithms import (
+    Algorithm,
+    Registry,
+    Reuse,
+    read_text,
+    sampled,
+    temperatures,
+)
 from picbench.engines.chunk_cache.tiers.notation import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.conversion import ModelTokenizer
@@ -229,6 +236,7 @@ class Job:
     notes: tuple[str, ...] = ()
     shared: bool = False
     anchors: Anchors = field(default_factory=dict)
+    temperatures: tuple[float, ...] = ()
 
     def engine(self, arm: Arm) -> EngineConfig:
         """The settings of the engine of an arm here: the same for all but for the algorithm."""
@@ -243,6 +251,7 @@ class Job:
             "max_requests": self.running,
             "self_check": self.config.self_check and not arm.stock,
             "anchors": self.anchors,
+            "temperatures": self.temperatures,
             "forced_replies": self.scoring.forces,
         }
         return EngineConfig(**settings)
@@ -315,6 +324,7 @@ def prepare(
         objectives=objectives,
         shared=shared,
         anchors=anchors,
+        temperatures=temperatures(algorithms),
     )
     if ours and config.device != "cpu" and (found := memory(config.tensor_parallel)):
         least = _even(max(_plan(sample, algorithms, anchors)[0] for sample in samples) + SPARE)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from paged_cases import BACKENDS, TOLERANCE, Layout, make_case, relative_error, rope_table
 
-from picbench.errors import EngineError
+from picbench.errors import ConfigError, EngineError
 from picbench.kernels.rope import RopeTable, rotate, unit_length
 from picbench.kernels.shape import HeadShape
 
@@ -156,3 +156,10 @@ class TestUnitLength:
 def test_a_table_of_another_width_is_refused() -> None:
     with pytest.raises(EngineError, match="does not fit"):
         RopeTable(torch.zeros(4, 64), 128)
+
+
+def test_heads_that_are_rotated_in_part_have_no_temperatures() -> None:
+    table = RopeTable(torch.ones(4, 32), 32)
+    assert table.tempered((), 64).row_of(1.0) == 0
+    with pytest.raises(ConfigError, match="not 32 of 64 dimensions"):
+        table.tempered((0.5,), 64)

@@ -41,7 +41,8 @@ class SlotMap:
     at which the keys of canonical slots were compiled (GAP: not canonical). Generated slots follow,
     the first at logical position `end`. `foreign` are the token ids that only pads have, which
     the sampler must not count as the user's. With `picks` the worker links further tokens of the
-    chunks, and only then knows what the computed slots hold (`Arrangement`).
+    chunks, and only then knows what the computed slots hold (`Arrangement`). The request's scores
+    of canonical keys are divided by `temperature`.
     """
 
     position_runs: Runs
@@ -49,12 +50,13 @@ class SlotMap:
     end: int
     foreign: tuple[int, ...] = ()
     picks: Picks | None = None
+    temperature: float = 1.0
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """The slots of a plan."""
         positions, cached_at = tuple(plan.position_runs()), tuple(plan.cached_at_runs())
-        return cls(positions, cached_at, plan.end, plan.foreign, plan.picks)
+        return cls(positions, cached_at, plan.end, plan.foreign, plan.picks, plan.temperature)
 
     @classmethod
     def plain(cls, slots: int) -> Self:
@@ -85,9 +87,10 @@ class SlotMap:
         """Positions at which the keys of canonical slots were compiled, else GAP [slots]."""
         return _expand(self.cached_at_runs)
 
-    def slot_runs(self) -> SlotRuns:
+    def slot_runs(self, row: int = 0) -> SlotRuns:
         """Positions of all slots, and by how many positions keys that are cached with RoPE are
-        re-rotated when read: 0 for computed slots and for hidden ones."""
+        re-rotated when read, after the `row` of their temperature: 0 for computed slots and for
+        hidden ones."""
         first, counts = _columns(self.position_runs)
         cached_at, cached = _columns(self.cached_at_runs)
         ends, cached_ends = np.cumsum(counts), np.cumsum(cached)
@@ -99,7 +102,7 @@ class SlotMap:
         run = np.searchsorted(cached_ends, at, side="right")
         since = at - (cached_ends - cached)[run]
         compiled = np.where(cached_at[run] < GAP, cached_at[run] + since, GAP)
-        shifts = np.where((positions < GAP) & (compiled < GAP), positions - compiled, 0)
+        shifts = np.where((positions < GAP) & (compiled < GAP), row + positions - compiled, 0)
         return SlotRuns(starts, positions.astype(np.int32), shifts.astype(np.int32))
 
 

@@ -25,9 +25,14 @@ ALGORITHMS = (
     "prophetkv:r=0.2",
     "naive:anchor=passage",
     "epic:k=4:anchor=./other.txt",
+    "ape:anchor=passage",
+    "naive:temperature=2.0:pad=paper",
     "full",
     "prefix",
 )
+
+#: Those of some of them.
+TEMPERATURES = (0.9, 2.0)
 
 #: Tokens of chunks: one, a block and its neighbours, whole blocks, and several that are not.
 LENGTHS = (1, 15, 16, 17, 33, 48, 64, 100)

@@ -31,6 +31,7 @@ TOLERANCE = 1e-3
 APART = 0.1
 BOS, PAD = 1, 0
 PASSAGE, OTHER = ANCHORS.values()
+TEMPERATURES = (0.5, 0.9, 2.0)
 
 REUSING: dict[str, Rule | Blend] = {
     "naive": naive(),
@@ -71,6 +72,11 @@ REUSING: dict[str, Rule | Blend] = {
     "kvlink:n=1:anchor=passage": kvlink((PAD,)).anchored(PASSAGE),
     "mepic:anchor=passage": mepic().anchored(PASSAGE),
     "mepic:pad=paper:anchor=./other.txt": mepic().anchored(OTHER).padded(PAD),
+    "naive:temperature=0.5": replace(naive(), temperature=0.5),
+    "naive:pad=paper:anchor=passage:temperature=2.0": replace(
+        naive().anchored(PASSAGE).padded(PAD), temperature=2.0
+    ),
+    "ape": replace(naive().anchored(), temperature=0.9),
 }
 RULES: dict[str, Rule | Blend] = {"full": full(), "prefix": full(), **REUSING}
 
@@ -87,7 +93,8 @@ LENGTHS = {"A": 150, "B": 35, "C": 81}
 
 @pytest.fixture(scope="module")
 def engine(llama: Path) -> Iterator[Engine]:
-    with Engine(small_config(llama, 2000, 1024, batch_tokens=64, max_requests=8)) as engine:
+    sizes = {"batch_tokens": 64, "max_requests": 8, "temperatures": TEMPERATURES}
+    with Engine(small_config(llama, 2000, 1024, **sizes)) as engine:
         yield engine
 
 
@@ -199,6 +206,26 @@ def test_two_anchors_share_no_blocks(case: Case) -> None:
         specs = (f"{name}:anchor={anchor}" for name in ("naive", "naive", "mepic"))
         results = [case.run(Request(segments, algorithm=spec))[0] for spec in specs]
         assert [result.counts.compile_work >= 50 for result in results] == [True, False, False]
+
+
+def test_temperatures_share_chunks_and_nothing_that_saw_them(case: Case) -> None:
+    segments = [case.text(5), case.chunk(50), case.text(40)]
+    specs = ["naive", "naive:temperature=0.5", "naive:temperature=2.0", "naive:temperature=0.5"]
+    results = [case.run(Request(segments, algorithm=spec))[0] for spec in specs]
+    assert [result.counts.compile_work > 0 for result in results] == [True, False, False, False]
+    assert [result.hits.prefix > 0 for result in results] == [False, False, False, True]
+
+
+def test_other_temperatures_are_refused(case: Case, llama: Path) -> None:
+    chunk = [case.chunk(20), case.text(3)]
+    with pytest.raises(ConfigError, match=r"was not started with temperature=0.3"):
+        case.run(Request(chunk, algorithm="naive:temperature=0.3"))
+    for wrong, message in (
+        ({"temperatures": (0,)}, "`temperatures` is"),
+        ({"algorithm": "ape", "keys_without_rope": True}, "has no temperatures"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Engine(small_config(llama, 100, 512, **wrong))
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "mepic", "mepic:pad=paper"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ahead_engine import Start, engine_ahead
 from small_engine import small_config
-from storm_mix import draw_mix, sampling
+from storm_mix import TEMPERATURES, draw_mix, sampling
 from tiny_llama import write_model
 
 from picbench.engines.engine import Engine
@@ -133,6 +133,7 @@ def engine_of(
             max_requests=storm.running,
             tiers=tiers,
             forced_replies=True,
+            temperatures=TEMPERATURES,
         )
     )
 

@@ -1,5 +1,6 @@
 """Two workers that share a model and a pool: the same plans, the same tokens."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ RULES = {
     "mepic:select=question": Asked(),
     "prophetkv:r=0.2": Asked(share=0.2),
     "mepic": mepic(),
+    "naive:temperature=0.5": replace(naive(), temperature=0.5),
     "full": full(),
 }
 
@@ -28,7 +30,7 @@ RULES = {
 def test_two_workers_agree_with_the_oracle(
     llama: Path, chunks: list[Chunk], question: Text, draw: Any, oracle: Any, deviation: Any
 ) -> None:
-    config = small_config(llama, 400, 2048, tensor_parallel=2)
+    config = small_config(llama, 400, 2048, tensor_parallel=2, temperatures=(0.5,))
     head = Text(tokens=draw(21, 1))
     orders = [[head, *chunks, question], [head, *reversed(chunks), question]]
     requests = [Request(order, algorithm) for algorithm in RULES for order in orders]

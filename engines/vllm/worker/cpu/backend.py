@@ -96,6 +96,7 @@ class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
             qpos=self.step.queries,
             affine=[slots.affine for slots in self.step.requests],
             rotated=[slots.with_rope for slots in self.step.requests],
+            rows=[self.rope.row_of(slots.temperature) for slots in self.step.requests],
             rope=self.rope,
             shape=self._shape,
             workspace=self._workspace,

@@ -56,6 +56,7 @@ class PicModelRunner(CPUModelRunner):
         settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
         slots = self.max_model_len + 1
         self._table = PositionTable(slots, keys_without_rope=settings.keys_without_rope)
+        self._temperatures = settings.temperatures_served
         self._keys = KeyPositions()
         self._kept: dict[int, torch.Generator] = {}
 
@@ -67,7 +68,9 @@ class PicModelRunner(CPUModelRunner):
         config: Any = self.model_config
         exact = rope_table(self.model, exact=True)
         check_keys(self.model, exact, config.get_hidden_size(), config.dtype)
-        self._rope = replace_rotary(self.model, partial(SplitRotary, keys=self._keys))
+        rope = replace_rotary(self.model, partial(SplitRotary, keys=self._keys))
+        size = head_shape(self.vllm_config).head_size
+        self._rope = rope.tempered(self._temperatures, size)
         model_pass = ModelPass(
             self.model, self.vllm_config, self._rope, bare=True, key_positions=self._keys
         )

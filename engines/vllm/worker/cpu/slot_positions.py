@@ -28,6 +28,7 @@ class RequestSlots:
     affine: bool
     with_rope: bool | Tensor
     arrangement: Arrangement | None = None
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class PositionTable:
             torch.from_numpy(np.concatenate([planned, generated])),
             affine=False,
             with_rope=torch.from_numpy(with_rope),
+            temperature=slot_map.temperature,
         )
 
 

@@ -57,14 +57,15 @@ class RunnerAttention:
         check_keys(model, rope, config.get_hidden_size(), config.dtype)
         if bare:
             replace_rotary(model, QueryRotary, exact=True)
+        shape = head_shape(vllm_config)
+        rope = rope.tempered(settings.temperatures_served, shape.head_size)
         picker = TokenPicker.of(ModelPass(model, vllm_config, rope, bare=bare), _read)
         most = vllm_config.scheduler_config.max_num_seqs
-        shape = head_shape(vllm_config)
         try:
             require(shape)
         except ConfigError as error:
             logger.warning_once("picbench: %s; PyTorch attends, which is slow", error.message)
-            requests = PlannedRequests(most, None, keys_without_rope=bare)
+            requests = PlannedRequests(most, None, keys_without_rope=bare, rope=rope)
             return cls(requests, DensePlanner(rope), rope, picker)
         blocks = -(-config.max_model_len // BLOCK_SIZE) + 1
         table = _table(settings, most + 1, blocks, device, shape)
@@ -73,7 +74,9 @@ class RunnerAttention:
         logger.info_once("picbench: %s (%d MiB)", kernels, planner.nbytes >> 20)
         shared = isinstance(planner.table, SharedRequestTable)
         prefixes = PlainPrefixes(CELL_BLOCKS) if shared else None
-        requests = PlannedRequests(most, planner.table, keys_without_rope=bare, prefixes=prefixes)
+        requests = PlannedRequests(
+            most, planner.table, keys_without_rope=bare, prefixes=prefixes, rope=rope
+        )
         return cls(requests, planner, rope, picker)
 
     def pick(self, slot_maps: Mapping[str, SlotMap], find: FindPrompt) -> None:

@@ -19,6 +19,7 @@ from picbench.engines.vllm.worker.slot_map import Arrangement, SlotMap
 from picbench.errors import EngineError
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.visible_blocks import CanonicalBlocks
+from picbench.kernels.rope import RopeTable
 from picbench.kernels.slot_runs import SlotRuns
 
 #: The least share of all plain requests' blocks that sharing has to save. Kernels of planned
@@ -110,7 +111,8 @@ class PlannedRequests:
     `keys_without_rope` all keys are cached without RoPE; then the keys of requests without a plan
     have to be rotated as well, and these requests are treated as planned ones. `slot_maps` are
     those of requests whose linked tokens are picked here. With `prefixes` requests without a plan
-    that begin alike decode as planned ones where that pays.
+    that begin alike decode as planned ones where that pays. `rope` has the
+    rows of temperatures.
 
     A request's row of the table is written when it first decodes. Steps before that do not read it,
     and until the first of them is queued the GPU may wait for the host.
@@ -123,10 +125,12 @@ class PlannedRequests:
         *,
         keys_without_rope: bool = False,
         prefixes: PlainPrefixes | None = None,
+        rope: RopeTable | None = None,
     ) -> None:
         self._table = table
         self._prefixes = None if keys_without_rope else prefixes
         self._keys_without_rope = keys_without_rope
+        self._rope = rope
         self._free = list(range(most))
         self._known: dict[str, PlannedRequest] = {}
         self._slots: dict[str, int] = {}
@@ -152,7 +156,7 @@ class PlannedRequests:
             slot_map = SlotMap.plain(prompt)
         if not self._free:
             raise EngineError(f"no row is left for request {request_id}")
-        moved = slot_map.slot_runs()
+        moved = slot_map.slot_runs(self._rope.row_of(slot_map.temperature) if self._rope else 0)
         runs = moved.unrotated() if self._keys_without_rope else moved
         request = PlannedRequest(self._free[-1], runs, slot_map.end, self._keys_without_rope)
         if slot_map.picks is not None:
