@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from picbench.engines.algorithms.anchors import Anchors
 from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Marks, Pad, Segment
+from picbench.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,14 @@ class ChunkAlgorithm(Algorithm):
     context: str = option(
         "none", "compile a chunk after its document's text before it", ("none", "document")
     )
+
+    def __post_init__(self) -> None:
+        if self.pads is Pad.PAPER and self.plan_chunk(0, 1).selection is not None:
+            otherwise = ", or use select=first" if hasattr(self, "select") else ""
+            raise ConfigError(
+                f"{self.spec!r}: tokens are picked, and visible pads would be among them",
+                hint=f"leave pad=paper out{otherwise}",
+            )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from math import ceil
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import CopyingAlgorithm, NumberRange, option
-from picbench.engines.planning.policy import ChunkPolicy, Deviation, DeviationSelection, Pad
+from picbench.engines.planning.policy import ChunkPolicy, Deviation, DeviationSelection
 from picbench.errors import ConfigError
 
 
@@ -37,6 +37,7 @@ class CacheBlend(CopyingAlgorithm):
     deviation: str = option("v", "what is compared: values or keys", ("v", "k"))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.select == "first" and self.deviation != "v":
             raise ConfigError(
                 f"{self.spec!r}: select=first compares nothing", hint="leave deviation out"
@@ -46,11 +47,6 @@ class CacheBlend(CopyingAlgorithm):
                 f"{self.spec!r}: keys and values of the first layers are a request's own, so that "
                 "its chunks cannot be shared",
                 hint="leave copy=shared out, or use select=first",
-            )
-        if self.select == "deviation" and self.pads is Pad.PAPER:
-            raise ConfigError(
-                f"{self.spec!r}: tokens are picked, and visible pads would be among them",
-                hint="leave pad=paper out, or use select=first",
             )
 
     @property

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from picbench.engines.algorithms.base import ChunkAlgorithm, NumberRange, option
 from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.planning.policy import ChunkPolicy, Pad, QuestionSelection
-from picbench.errors import ConfigError
+from picbench.engines.planning.policy import ChunkPolicy, QuestionSelection
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,6 @@ class Mepic(ChunkAlgorithm):
         "the first blocks of each chunk, or as many that the question attends to most",
         ("first", "question"),
     )
-
-    def __post_init__(self) -> None:
-        if self.select == "question" and self.pads is Pad.PAPER:
-            raise ConfigError(
-                f"{self.spec!r}: tokens are picked, and visible pads would be among them",
-                hint="leave pad=paper out, or use select=first",
-            )
 
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link the first blocks, or leave the choice to the worker; no chunk is exempt."""

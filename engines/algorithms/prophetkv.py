@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import CopyingAlgorithm, NumberRange, option
-from picbench.engines.planning.policy import ChunkPolicy, Pad, QuestionSelection
-from picbench.errors import ConfigError
+from picbench.engines.planning.policy import ChunkPolicy, QuestionSelection
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,6 @@ class ProphetKV(CopyingAlgorithm):
     r: float = option(
         0.2, "share of the chunks' tokens that is recomputed", NumberRange(0.0, 1.0), named=True
     )
-
-    def __post_init__(self) -> None:
-        if self.pads is Pad.PAPER:
-            raise ConfigError(
-                f"{self.spec!r}: tokens are picked, and visible pads would be among them",
-                hint="leave pad=paper out",
-            )
 
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Leave the choice to the worker; no chunk is exempt."""
