@@ -15,7 +15,6 @@ because another program on the machine makes a cell several times as long.
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,15 +22,9 @@ from scipy.optimize import brentq, nnls  # type: ignore[import-untyped]
 from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.costs import KNOTS, CostModel, RequestSize, beyond_knots
 from picbench.profile.reuse import RequestReuse
 from picbench.statistics.intervals import order_interval
-
-#: Thousands of tokens of a step from which on each costs more: a GPU computes a few hundred while
-#: its host starts them. Fitted costs say from which of them on, for arms of either kind.
-KNOTS = (0.5, 1.0)
-
-#: Thousands of computed tokens that may cost more each than the following ones, without graphs.
-_FIRST = 0.128
 
 #: How many different observations more than costs are needed at least.
 _SPARE = 2
@@ -55,56 +48,6 @@ _P95 = 1.6449
 _LEAST_SCATTER = 1e-4
 
 _Array = np.ndarray[Any, np.dtype[np.float64]]
-
-
-def _beyond_knots(thousands: float) -> tuple[float, ...]:
-    """How many thousands of a step's tokens are beyond each knot."""
-    return tuple(max(0.0, thousands - knot) for knot in KNOTS)
-
-
-class RequestSize(NamedTuple):
-    """A request: tokens of its prompt, those computed for it, its chunks, tokens of its reply.
-
-    `compiled` of the computed tokens are those of chunks, which attend to nothing but their chunk;
-    `chunk_tokens` is the mean length of a chunk.
-    """
-
-    prompt: float
-    computed: float
-    compiled: float
-    chunks: float
-    chunk_tokens: float
-    output: float
-
-    @property
-    def jobs(self) -> float:
-        """Chunks that are compiled."""
-        return self.compiled / self.chunk_tokens if self.chunk_tokens else 0.0
-
-    def prefill(self) -> tuple[float, ...]:
-        """The factors of a request's costs, without those of its steps and its reply.
-
-        One is computed tokens times the tokens that they may attend to, in millions.
-        """
-        own = (self.computed - self.compiled) * self.prompt
-        pairs = (own + self.compiled * self.chunk_tokens) / 1e6
-        return 1.0, self.computed / 1e3, pairs, self.prompt / 1e3, self.chunks, self.jobs
-
-    def first_token(self, graph_tokens: int) -> tuple[float, ...]:
-        """The factors of the costs of the time to the first token, for a request alone.
-
-        On a GPU a step takes no less than the host needs to start it: more where chunks are
-        compiled, and where it has more than the `graph_tokens` that CUDA graphs serve, so that its
-        kernels are started one by one.
-        """
-        computed = self.computed / 1e3
-        started = float(self.computed > graph_tokens) if graph_tokens else min(_FIRST, computed)
-        return *self.prefill(), min(1.0, self.jobs), started, *_beyond_knots(computed)
-
-    @classmethod
-    def mean(cls, sizes: Iterable["RequestSize"]) -> "RequestSize":
-        """The mean of each number. Raises StatisticsError for no requests."""
-        return cls(*map(fmean, zip(*sizes, strict=True)))
 
 
 class LoopCounts:
@@ -217,7 +160,7 @@ class ClosedLoop:
         if self._prompts > 0:
             counts.prefill_steps += 1
             counts.started += 0 < self._graphs < self._budget - room
-            counts.beyond = _sum(counts.beyond, _beyond_knots(self._prompts / 1e3))
+            counts.beyond = _sum(counts.beyond, beyond_knots(self._prompts / 1e3))
 
     def _serve(self, request: _Live, room: float) -> float:
         """Give a request its tokens of a step; how many it took."""
@@ -273,23 +216,6 @@ class Observation:
     counts: tuple[float, ...]
     value: float
     sizes: tuple[float, ...] = ()
-
-
-class CostModel(NamedTuple):
-    """Costs that were fitted, and the range of the sizes that they were fitted to."""
-
-    costs: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-    def predict(self, counts: Sequence[float]) -> float:
-        """The sum of the costs, each multiplied by its factor."""
-        return float(np.dot(self.costs, counts))
-
-    def covers(self, sizes: Sequence[float]) -> bool:
-        """Whether sizes are within what was measured, in every respect."""
-        found = zip(self.low, sizes, self.high, strict=True)
-        return all(low * 0.99 <= value <= high * 1.01 for low, value, high in found)
 
 
 def fit(observations: Sequence[Observation]) -> CostModel | None:

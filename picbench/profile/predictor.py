@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
+from picbench.engines.costs import RequestSize
 from picbench.errors import ConfigError, first_refusal
 from picbench.files import write_json
 from picbench.profile.costs import (
@@ -27,7 +28,6 @@ from picbench.profile.costs import (
     InterpolationError,
     LoopCounts,
     Observation,
-    RequestSize,
     fit,
     leave_one_out,
     scattered_median,

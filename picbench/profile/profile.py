@@ -11,8 +11,9 @@ from math import isinf
 from typing import Any
 
 from picbench.engines.algorithms import Algorithm
+from picbench.engines.costs import RequestSize
 from picbench.errors import DataError
-from picbench.profile.costs import ClosedLoop, RequestSize
+from picbench.profile.costs import ClosedLoop
 from picbench.profile.predictor import ArmPrediction, GridPredictor, links_chunks
 from picbench.profile.reuse import ArmSimulation, ReuseTotals
 from picbench.profile.traces import Trace, TracedRequest

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from picbench.engines.costs import RequestSize
 from picbench.profile.costs import (
     CellSpread,
     ClosedLoop,
     Observation,
-    RequestSize,
     fit,
     leave_one_out,
     scattered_median,

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from picbench.engines.algorithms import parse
+from picbench.engines.costs import RequestSize
 from picbench.errors import ConfigError
-from picbench.profile.costs import RequestSize, serve_loop
+from picbench.profile.costs import serve_loop
 from picbench.profile.predictor import (
     ALONE,
     BURST,
