@@ -76,7 +76,7 @@ class RequestSize(NamedTuple):
 
 def total(costs: Sequence[float], factors: Sequence[float]) -> float:
     """The sum of the costs, each multiplied by its factor."""
-    return sum(map(mul, costs, factors))
+    return sum(map(mul, costs, factors), 0.0)
 
 
 class CostModel(NamedTuple):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from picbench.engines.algorithms import of_chunks, parse
 from picbench.engines.chunk_cache.tiers.notation import without_credentials
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
@@ -258,12 +259,17 @@ class Engine(AbstractContextManager["Engine"]):
         return self._running.ledger.evictions
 
     def reset(self, *, tiers: bool = True) -> None:
-        """Drop KV in the pool and, with `tiers`, in them. Raises EngineError if requests run."""
+        """Drop KV in the pool. Raises EngineError if requests run.
+
+        With `tiers`, drop it there, too, and forget which chunks were seen (`auto`).
+        """
         if self._running.engine.has_unfinished_requests():
             raise EngineError("the cache cannot be dropped while requests run")
         self.drain()
         if not self._running.scheduler.reset_prefix_cache(reset_connector=tiers):
             raise EngineError("the cache cannot be dropped while requests hold blocks")
+        if tiers and self._linker:
+            self._running.scheduler.chooser.forget()
         self.drain()
 
     def drain(self) -> None:
@@ -289,7 +295,13 @@ class Engine(AbstractContextManager["Engine"]):
             )
         store = self._running.scheduler.chunk_store
         locate = partial(self._preparer.canonical, running=self._running)
-        return ChunkCache(store, tier_client, self.generate, locate, self.drain)
+        # Chunks that are named are compiled, also where others are served as text.
+        algorithm = of_chunks(parse(self.config.algorithm)).spec
+
+        def serve(requests: Sequence[Request]) -> object:
+            return self.generate([replace(r, algorithm=algorithm) for r in requests])
+
+        return ChunkCache(store, tier_client, serve, locate, self.drain)
 
     @property
     def drained(self) -> bool:

@@ -140,12 +140,25 @@ class Hits:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """How a request under `auto` was served: of its `chunks`, those at the indices `texts` as text.
+
+    Its first token was `expected` after so many seconds, were it alone; None where there was no
+    choice, as for chunks with positions or slots.
+    """
+
+    chunks: int
+    texts: tuple[int, ...] = ()
+    expected: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """The outcome of a request. `logprobs` has one {token id: logprob} a generated token.
 
     `finish_reason` is vLLM's, or ``"rejected"`` for a request that `on_pressure` refused: it has no
     tokens, and its timings say when it was answered. A request that an error ended has the reason
-    ``"error"`` and one line in `error`, as has a rejected one.
+    ``"error"`` and one line in `error`, as has a rejected one. `choice` is set under `auto`.
     """
 
     text: str
@@ -157,3 +170,4 @@ class Result:
     finish_reason: str | None = None
     logprobs: tuple[dict[int, float], ...] | None = field(default=None, repr=False)
     error: str | None = None
+    choice: Choice | None = None

@@ -1,6 +1,7 @@
 """Algorithms by name, discovered through the entry-point group ``picbench.algorithms``."""
 
 from picbench.engines.algorithms.anchors import find_tokens, read_text, sampled, stand_ins
+from picbench.engines.algorithms.auto import Auto, of_chunks
 from picbench.engines.algorithms.base import (
     Algorithm,
     ChunkAlgorithm,
@@ -20,6 +21,7 @@ from picbench.engines.algorithms.notation import (
 
 __all__ = [
     "Algorithm",
+    "Auto",
     "ChunkAlgorithm",
     "CopyingAlgorithm",
     "NumberRange",
@@ -29,6 +31,7 @@ __all__ = [
     "describe",
     "find_tokens",
     "names",
+    "of_chunks",
     "option",
     "parse",
     "read_text",

@@ -1,6 +1,7 @@
 """Algorithms by name, and their notation.
 
-``epic:k=16:pad=paper`` is an algorithm and its options. Any installed package can add one through
+``epic:k=16:pad=paper`` is an algorithm and its options; after ``auto:`` comes another algorithm.
+Any installed package can add one through
 the entry-point group ``picbench.algorithms``. Those in ``picbench.controls`` are wrong on purpose:
 they can be parsed, and are listed nowhere.
 """
@@ -12,7 +13,8 @@ from importlib.metadata import EntryPoint
 from inspect import signature
 from typing import Any
 
-from picbench.engines.algorithms.base import Algorithm
+from picbench.engines.algorithms.auto import Auto
+from picbench.engines.algorithms.base import Algorithm, Reuse
 from picbench.errors import ConfigError, closest
 from picbench.plugins import installed, load_class
 
@@ -52,6 +54,8 @@ class Registry:
         if point is None:
             raise ConfigError(f"unknown algorithm {name!r}", hint=closest(name, self.names))
         kind = _load(point)
+        if issubclass(kind, Auto) and settings:
+            return kind(self._inner(spec, ":".join(settings)))
         values: dict[str, Any] = {}
         for setting in settings:
             option, value = _setting(kind, spec, setting)
@@ -59,6 +63,16 @@ class Registry:
                 raise ConfigError(f"{spec!r}: {option} is there twice", hint="name it once")
             values[option] = value
         return kind(**values)
+
+    def _inner(self, spec: str, inner: str) -> Algorithm:
+        """The algorithm that `spec` has after its name. Raises ConfigError for one of no chunks."""
+        found = self.parse(inner)
+        if found.reuse is not Reuse.CHUNKS or isinstance(found, Auto):
+            raise ConfigError(
+                f"{spec!r}: {inner} serves no chunks for auto to choose",
+                hint="name one that compiles chunks, as in auto:mepic",
+            )
+        return found
 
     @cached_property
     def _points(self) -> dict[str, EntryPoint]:

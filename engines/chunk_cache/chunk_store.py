@@ -38,6 +38,9 @@ _LOG = logging.getLogger(__name__)
 #: At most this many chunks are remembered that are only in tiers.
 _MAX_RECORDS = 1 << 15
 
+#: What became of so many compiled chunks counts; of earlier ones it counts half.
+_RECENT = 256
+
 #: A chunk that was lost this often counts as missing for this many seconds.
 _MAX_LOSSES, _BAN_S = 2, 60.0
 
@@ -84,6 +87,8 @@ class ChunkStore:
         # Pages that are being compiled, by number of chunks, and pages to be freed, by chunk.
         self._unfinished: Counter[Key] = Counter()
         self._leaving: dict[Key, Sequence[Key]] = {}
+        # Of chunks of late: those that a second request used, those that were evicted before.
+        self._used_again = self._wasted = 0
 
     def __len__(self) -> int:
         return len(self._resident)
@@ -105,6 +110,11 @@ class ChunkStore:
     def is_remote(self, key: Key) -> bool:
         """Whether a tier has a chunk, as far as is known."""
         return self.tiers_of(key) is ChunkState.REMOTE
+
+    @property
+    def kept_share(self) -> float:
+        """The share of chunks that are used again before they are evicted; with tiers all are."""
+        return (1 + self._used_again) / (1 + self._used_again + self._wasted)
 
     def lookup(self, canonicals: Iterable[Canonical]) -> None:
         """Look up in the tiers the chunks that nothing is known of."""
@@ -184,6 +194,10 @@ class ChunkStore:
             record = self._resident.get(canonical.key)
             if record is not None:
                 record.hits += 1
+                if record.hits == 2:
+                    self._used_again += 1
+                    if self._used_again + self._wasted > _RECENT:
+                        self._used_again, self._wasted = self._used_again // 2, self._wasted // 2
                 record.last_use = now
                 if len(record.pages) < record.size:
                     names = filter(self._pool.resident, _names(canonical))
@@ -260,6 +274,7 @@ class ChunkStore:
                 self._owners[page].discard(key)
             else:
                 self._store_evicted(record)
+                self._wasted += record.hits == 1 and not self._tiers
                 self._remove(record)
         if not self._owners.get(page, True):
             del self._owners[page]

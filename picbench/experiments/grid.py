@@ -20,6 +20,7 @@ import numpy as np
 import yaml
 from pydantic import TypeAdapter
 
+from picbench.engines.algorithms import of_chunks, parse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.ledger import summarise
@@ -265,7 +266,9 @@ def make_requests(arm: str, batches: Sequence[SampleBatch], *, stock: bool) -> I
         if not batch.measured and arm == "full":
             continue
         sent = (reorder(s, index) if reordered else s for s in batch.samples)
-        made = [to_request(sample, algorithm) for sample in sent]
+        # What fills a cache is compiled, also where chunks may be served as text.
+        named = algorithm if batch.measured or stock else of_chunks(parse(arm)).served
+        made = [to_request(sample, named) for sample in sent]
         if stock and arm == "full":
             made = [replace(one, salt=f"tenant {next(tenants)}") for one in made]
         if made:

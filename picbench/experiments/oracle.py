@@ -15,9 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from picbench.engines.algorithms import of_chunks, parse
 from picbench.engines.config import DEFAULT_TIERS, EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
+from picbench.engines.request import Choice, Chunk, PromptSegment, Request, Result, Text
 from picbench.engines.self_check import TOLERANCE
 from picbench.engines.vllm.device import find
 from picbench.errors import ConfigError, EngineError, closest
@@ -61,6 +62,7 @@ def cases(vocabulary: int, orders: Sequence[str] = ORDERS) -> Iterator[OracleCas
         "naive": naive(),
         "epic:k=16": epic(16),
         "mepic": mepic(),
+        "auto": mepic(),
         "cacheblend:r=0.15": Blend(0.15),
         "cacheblend:r=0.15:deviation=k": Blend(0.15, "k"),
         "mepic:select=question": Asked(),
@@ -172,9 +174,12 @@ def check(
         own = oracle.picked(segments, case.rule) if replies[0][1] is not None else set()
         chunks = any(isinstance(segment, Chunk) for segment in case.request.segments)
         reuses = chunks and case.request.algorithm != "full"
-        known: dict[tuple[Any, Any], Any] = {}
+        known: dict[tuple[Any, ...], Any] = {}
         for name, (result, picked) in zip(served, replies, strict=True):
-            if (key := (result.tokens, picked)) not in known:
+            if result.choice is not None:
+                given = as_served(case.request, result.choice).segments
+                segments = as_oracle(given, model.pad_token_id or 0)
+            if (key := (result.tokens, picked, result.choice and result.choice.texts)) not in known:
                 rule = case.rule if picked is None else replace(case.rule, picked=picked)
                 known[key] = oracle.logprobs(segments, rule, result.tokens)
             assert result.logprobs is not None
@@ -185,7 +190,8 @@ def check(
                 notes.append(f"{other} of {len(picked or ())} picked otherwise")
             right = error < tolerance and (not notes or config.dtype != "float32")
             reused = result.hits.chunk + result.hits.copied > 0 == result.counts.compile_work
-            if name == "warm" and reuses and not reused:
+            text = result.choice is not None and result.choice.texts
+            if name == "warm" and reuses and not (reused or text):
                 notes.append("nothing reused")
                 right = False
             good &= right
@@ -220,6 +226,20 @@ def _serve(config: EngineConfig, requests: Sequence[Request]) -> dict[str, list[
         together = {"warm": warm, FORCED: forced}
         served = {n: list(zip(found, picks, strict=True)) for n, found in together.items()}
         return {"cold": cold, "after": after, **served}
+
+
+def as_served(request: Request, choice: Choice | None) -> Request:
+    """The request that says itself how it was served, in place of one under ``auto``."""
+    if choice is None or request.algorithm is None:
+        return request
+    segments, number = list[PromptSegment](), -1
+    for segment in request.segments:
+        number += isinstance(segment, Chunk)
+        if isinstance(segment, Chunk) and number in choice.texts:
+            segment = Text(segment.text, segment.tokens, segment.position)
+        segments.append(segment)
+    algorithm = of_chunks(parse(request.algorithm)).spec
+    return replace(request, segments=segments, algorithm=algorithm)
 
 
 def as_oracle(segments: Sequence[PromptSegment], placeholder: int) -> list[Any]:

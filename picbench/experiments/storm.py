@@ -17,6 +17,7 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.errors import ConfigError
+from picbench.experiments.oracle import as_served
 from picbench.run.measurements import Outcome, Storm
 from picbench.run.runner import random_tokens
 from picbench.store import provenance
@@ -29,7 +30,7 @@ from picbench.workloads.models.shapes import all_shapes, materialise
 ALGORITHMS = (
     *("mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "cacheblend:r=0.15"),
     *("cacheblend:r=0.15:select=first", "full", "prefix", "mepic:pad=paper", "naive:anchor=head"),
-    *("block-attention", "prompt-cache", "kvlink:n=5", "ape"),
+    *("block-attention", "prompt-cache", "kvlink:n=5", "ape", "auto", "auto:naive"),
 )
 
 #: The algorithm of requests without chunks.
@@ -158,15 +159,18 @@ def measure(settings: Storm) -> Outcome:
         temperatures=temperatures(map(parse, ALGORITHMS)),
         **settings.model_dump(include={"dtype", "eager", "tensor_parallel", "tiers"}),
     )
-    with Engine(replace(config, kv_blocks=LARGE * settings.pool, tiers="")) as engine:
-        expected, _ = serve(engine, requests, logprobs=5)
-        engine.reset()
-        # In float32 nothing may differ, whatever a second run would do.
-        rounds = settings.dtype != "float32"
-        control, _ = serve(engine, requests, flying=FEWER) if rounds else ({}, {})
     with Engine(config) as engine:
         found, run = serve(engine, requests, aborts=random.Random(settings.seed))
         described = engine.describe()
+    # Where there was a choice, the answer is compared with one to what was chosen.
+    choices = (found[n].choice if n in found else None for n in range(len(requests)))
+    chosen = [as_served(*pair) for pair in zip(requests, choices, strict=True)]
+    with Engine(replace(config, kv_blocks=LARGE * settings.pool, tiers="")) as engine:
+        expected, _ = serve(engine, chosen, logprobs=5)
+        engine.reset()
+        # In float32 nothing may differ, whatever a second run would do.
+        rounds = settings.dtype != "float32"
+        control, _ = serve(engine, chosen, flying=FEWER) if rounds else ({}, {})
     tallies = tally(requests, expected, control, found, TIES[settings.dtype])
     wrong = faults(settings, tallies, run)
     facts = provenance.facts(*provenance.ENGINE, device=config.device, commit=settings.commit)

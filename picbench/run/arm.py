@@ -169,7 +169,8 @@ class _BorrowedServer:
         if self._engine.user is not self:
             self.reset()
         if not self._config.stock:
-            requests = [replace(r, algorithm=self._config.algorithm) for r in requests]
+            own = self._config.algorithm
+            requests = [replace(r, algorithm=r.algorithm or own) for r in requests]
         elif self._alone:
             requests = [replace(r, salt=f"request {next(self._numbers)}") for r in requests]
         return self._engine.server.run(requests, concurrency, arrivals)

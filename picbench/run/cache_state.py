@@ -304,13 +304,14 @@ def missed(row: SampleRow, reuse: Reuse) -> bool:
     """Whether a request found less in its arm's cache than the fill left there.
 
     Chunk KV that is missing is compiled for the request, so compile work tells; linked ones are
-    recomputed in any case.
+    recomputed in any case. Chunks that were served as text were not looked for.
     """
     if reuse is Reuse.NOTHING or not row.expected_reuse:
         return False
     if reuse is Reuse.CHUNKS:
         tokens = row.tokens
-        return tokens.compile_work > 0 or (tokens.reused or 0) + tokens.linked == 0
+        nothing = (tokens.reused or 0) + tokens.linked == 0
+        return tokens.compile_work > 0 or (nothing and not (row.choice and row.choice.texts))
     return (row.tokens.reused or 0) < row.expected_reuse
 
 

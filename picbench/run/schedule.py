@@ -14,7 +14,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import TextIO
 
-from picbench.engines.algorithms import Reuse
+from picbench.engines.algorithms import Auto, Reuse, of_chunks, parse
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.errors import EngineError, InvalidRun
@@ -104,6 +104,9 @@ class Rounds:
         self._chunks = fill_requests(workload.samples) if job.config.cache == "warm" else []
         self._indexes = {arm.name: ContextIndex() for arm in job.arms if arm.reorders}
         self._bare = {arm.name for arm in job.arms if arm.bare}
+        # Where chunks may be served as text, those that fill a cache have to be chunks.
+        algorithms = ((arm.name, parse(arm.algorithm)) for arm in job.arms if not arm.endpoint)
+        self._fills = {n: of_chunks(a).spec for n, a in algorithms if isinstance(a, Auto)}
         self._reusing = [arm.name for arm in job.arms if arm.reuse is not Reuse.NOTHING]
         sizes = {arm.name: fleet.engines[arm.name].get("block_size") for arm in job.arms}
         blocks = {a: size if isinstance(size, int) else BLOCK_SIZE for a, size in sizes.items()}
@@ -228,7 +231,8 @@ class Rounds:
             if not samples:
                 continue
             try:
-                result = self._send(arm, self._rewrite(arm, samples))
+                sent = self._rewrite(arm, samples)
+                result = self._send(arm, sent, algorithm=self._fills.get(arm))
             except EngineError:
                 continue
             for sample, outcome in zip(samples, result.outcomes, strict=True):
@@ -307,10 +311,15 @@ class Rounds:
         return replace(result, evicted=dict(evicted)), known
 
     def _send(
-        self, arm: str, samples: Sequence[Sample], arrivals: Sequence[float] | None = None
+        self,
+        arm: str,
+        samples: Sequence[Sample],
+        arrivals: Sequence[float] | None = None,
+        algorithm: str | None = None,
     ) -> GroupResult:
         concurrency = self._job.config.concurrency if arrivals is None else None
-        return self._servers[arm].run([*map(to_request, samples)], concurrency, arrivals)
+        requests = [to_request(sample, algorithm) for sample in samples]
+        return self._servers[arm].run(requests, concurrency, arrivals)
 
 
 #: Seconds between lines of progress.

@@ -293,7 +293,8 @@ def verify(batch: ArmBatch, arm: Arm, *, warm: bool = False) -> None:
     pairs = zip(batch.samples, batch.result.outcomes, strict=True)
     results = [(sample, o) for sample, o in pairs if not isinstance(o, Failure | ServedReply)]
     filled = warm and arm.reuse is Reuse.CHUNKS
-    if filled and results and not any(result.counts.reused for _, result in results):
+    used = (result.counts.reused or ((r := result.choice) and r.texts) for _, result in results)
+    if filled and results and not any(used):
         raise InvalidRun(
             f"arm {arm.name}: chunks were preloaded, and round {batch.round} reused none",
             hint="raise `kv_blocks`: the pool may be too small to keep them",

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import Snapshot
-from picbench.engines.request import FAILED, Hits, Result, TokenCounts
+from picbench.engines.request import FAILED, Choice, Hits, Result, TokenCounts
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.facts import ChunkSet
 from picbench.workloads.sample import Sample
@@ -222,6 +222,7 @@ class SampleRow:
     closed loop. A request was submitted `late_ms` after it arrived, which is part of its latencies.
     `nll` is the negative log-probability of the right answer in nats a token, if it was measured,
     and `first` the id of the likeliest first token; `kl` and `same_top` are the row's `Fidelity`.
+    `choice` is which chunks `auto` served as text, None under other algorithms.
     """
 
     arm: str
@@ -252,6 +253,13 @@ class SampleRow:
     first: int | None = None
     kl: Nats | None = None
     same_top: Score | None = None
+    choice: Choice | None = None
+
+    @property
+    def ttft_over_expected(self) -> float | None:
+        """The time to the first token over what was expected for a request alone (`auto`)."""
+        expected = self.choice and self.choice.expected
+        return self.ttft_ms / expected / 1e3 if expected and self.ttft_ms is not None else None
 
     @property
     def perplexity(self) -> float | None:
@@ -383,6 +391,7 @@ def _measured(reply: Result | ServedReply, sample: Sample, *, queued: bool) -> d
         "output_sha256": hash_tokens(reply.tokens),
         "tokens": reply.counts,
         "hits": reply.hits,
+        "choice": reply.choice,
     }
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, compress, pairwise
-from statistics import fmean
+from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -142,6 +142,21 @@ class MemorySummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Choices:
+    """How `auto` served requests: with all `chunks` as chunks, all as `text`, some so (`mixed`).
+
+    `text_share` is the share of chunks that were served as text, `ttft_over_expected` the median of
+    what `SampleRow` has under this name.
+    """
+
+    chunks: int
+    text: int
+    mixed: int
+    text_share: float
+    ttft_over_expected: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Stalls:
     """Steps of an arm that took longer than `allowed_s`: how many, and the longest of all steps."""
 
@@ -168,7 +183,8 @@ class ArmSummary:
     is None if no state of it was declared, `memory` in runs from before it was measured, `stalls`
     if there are too few steps to tell. `counted` is what a remote server counted by itself, None of
     other arms; it served `without_reuse` if it was to reuse chunks and found none. `likelihood` is
-    that of right answers and `fidelity` the mean over requests, None if not measured. Numbers whose
+    that of right answers and `fidelity` the mean over requests, None if not measured. `choices` are
+    those of `auto`, None of other arms. Numbers whose
     `provenance` is "simulated", and those without reuse, say so wherever they are shown.
     """
 
@@ -202,6 +218,7 @@ class ArmSummary:
     without_reuse: bool = False
     likelihood: Likelihood | None = None
     fidelity: Fidelity | None = None
+    choices: Choices | None = None
 
     @property
     def reused_share(self) -> float | None:
@@ -278,8 +295,27 @@ def summarise(
             provenance="simulated" if simulated else "measured",
             likelihood=summarise_likelihood(answered, tallies),
             fidelity=_mean_fidelity(answered),
+            choices=summarise_choices(timed),
         )
     return found
+
+
+def summarise_choices(rows: Sequence[SampleRow]) -> Choices | None:
+    """How requests were served that could be served in several ways; None without any."""
+    choices = [row.choice for row in rows if row.choice is not None and row.choice.chunks]
+    if not choices:
+        return None
+    texts = [len(choice.texts) for choice in choices]
+    whole = sum(count == choice.chunks for count, choice in zip(texts, choices, strict=True))
+    none = texts.count(0)
+    ratios = [row.ttft_over_expected for row in rows if row.ttft_over_expected is not None]
+    return Choices(
+        chunks=none,
+        text=whole,
+        mixed=len(texts) - none - whole,
+        text_share=sum(texts) / sum(choice.chunks for choice in choices),
+        ttft_over_expected=median(ratios) if ratios else None,
+    )
 
 
 def labels_of(arms: Mapping[str, ArmSummary]) -> dict[str, str]:

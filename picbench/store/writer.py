@@ -388,7 +388,7 @@ def _lines(rows: Iterable[SampleRow]) -> bytes:
     # Not `asdict` of all, which copies each value and takes far longer.
     values = ({name: getattr(row, name) for name in _FIELDS} for row in rows)
     return b"".join(
-        _encoded(row | {"tokens": asdict(row["tokens"]), "hits": asdict(row["hits"])})
+        _encoded(row | {n: asdict(row[n]) for n in ("tokens", "hits", "choice") if row[n]})
         for row in values
     )
 

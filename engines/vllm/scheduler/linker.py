@@ -25,12 +25,12 @@ from picbench.engines.chunk_cache.transfers import (
 )
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.plan import Canonical, Plan
-from picbench.engines.request import TokenCounts
+from picbench.engines.request import Choice, TokenCounts
 from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.frontend.engine_core import hash_prompt
 from picbench.engines.vllm.scheduler import rewrite
 from picbench.engines.vllm.scheduler.chunk_jobs import BatchBarrier, ChunkJob, ChunkJobs
-from picbench.engines.vllm.scheduler.planner import RequestPlanner, has_plan
+from picbench.engines.vllm.scheduler.planner import PlannedPrompt, RequestPlanner, has_plan
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.scheduler.prompt_cost import Brought, PromptCost
 from picbench.engines.vllm.settings import PicSettings
@@ -53,6 +53,7 @@ class Link:
     plan: Plan
     need: int
     tag: str | None
+    choice: Choice | None = None
     held: "dict[Key, KVCacheBlock]" = field(default_factory=dict)
     brought: Brought = field(default_factory=Brought)
     loading: dict[Key, Sequence[Key]] = field(default_factory=dict)
@@ -90,6 +91,8 @@ class Linker:
         # Those that reference blocks while they wait: at most a few of the first.
         self._holders: dict[Link, None] = {}
         self._isolated: set[str] = set()
+        # Requests whose chunks are served as text, until they are first scheduled.
+        self._texts: dict[str, PlannedPrompt] = {}
         self._costs: dict[str, PromptCost] = {}
         self._barrier = BatchBarrier() if settings.compile_order == "batch" else None
 
@@ -101,8 +104,12 @@ class Linker:
         args, algorithm = found
         if has_plan(args, algorithm):
             planned = self._planner.plan(request, args, algorithm)
+            if planned.plan is None:
+                self._texts[request.request_id] = planned
+                return
             rewrite.apply_plan(request, planned.plan)
-            self._links[request.request_id] = Link(planned.plan, planned.need, planned.tag)
+            link = Link(planned.plan, planned.need, planned.tag, planned.choice)
+            self._links[request.request_id] = link
             self._store.lookup(planned.plan.canonicals)
             return
         hash_prompt(request)
@@ -190,12 +197,14 @@ class Linker:
                 owner.brought.compile(job.computed)
         link = self._links.get(request.request_id)
         if link is None:
+            self._count_text(request, hit_tokens)
             return
         self._release(link)
         link.running = True
         if link.cost is None:
             self._store.touch(link.plan.canonicals)
-            link.cost = PromptCost.of(link.plan, hit_tokens // self._block_size, link.brought)
+            hits = hit_tokens // self._block_size
+            link.cost = PromptCost.of(link.plan, hits, link.brought, link.choice)
             rewrite.correct_stats(request, link.cost.tokens)
             if link.tag is not None:
                 self._costs[link.tag] = link.cost
@@ -234,6 +243,7 @@ class Linker:
     ) -> None:
         """Drop everything kept for a request, as where its last hook failed."""
         self._isolated.discard(request.request_id)
+        self._texts.pop(request.request_id, None)
         link = self._links.pop(request.request_id, None)
         if link is not None:
             self._release(link)
@@ -332,6 +342,14 @@ class Linker:
     def idle(self) -> bool:
         """Whether nothing is planned, held or under way."""
         return not self._links and self._store.idle
+
+    def _count_text(self, request: "Request", hit_tokens: int) -> None:
+        """Count the cost of a request whose chunks are served as text, once."""
+        planned = self._texts.pop(request.request_id, None)
+        if planned is not None and planned.tag is not None:
+            prompt, size = request.num_prompt_tokens, self._block_size
+            cost = PromptCost.of_text(prompt, hit_tokens, size, planned.choice)
+            self._costs[planned.tag] = cost
 
     def _available(self, canonical: Canonical, link: Link) -> bool:
         if link.copies:

@@ -5,21 +5,27 @@ An engine core in a process of its own has a thread that receives requests
 its milliseconds: the thread runs while steps wait for the device.
 """
 
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from msgspec.msgpack import Encoder
 
-from picbench.engines.algorithms import Algorithm, Registry, Reuse
-from picbench.engines.planning.chunk_pages import PageCache
+from picbench.engines.algorithms import Algorithm, Auto, Registry, Reuse
+from picbench.engines.planning.chunk_pages import ChunkPages, PageCache
+from picbench.engines.planning.keys import Key
 from picbench.engines.planning.layout import Footprint, lay_out
 from picbench.engines.planning.plan import Plan
-from picbench.engines.vllm.frontend.engine_core import hash_lead
+from picbench.engines.planning.policy import LayoutConfig, Segment
+from picbench.engines.request import Choice
+from picbench.engines.vllm.frontend.engine_core import hash_lead, hash_prompt
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.frontend.request_args import RequestArgs, cut, request_args
+from picbench.engines.vllm.scheduler.chooser import Chooser
+from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError
 
@@ -33,23 +39,51 @@ _MOST_TOKENS = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class PlannedPrompt:
-    """A request's plan, the KV blocks that it can occupy, and its tag."""
+    """A request's plan, the KV blocks that it can occupy, and its tag.
 
-    plan: Plan
+    Where it was chosen that all its chunks are served as text it is a plain request, without plan.
+    """
+
+    plan: Plan | None
     need: int
     tag: str | None
+    choice: Choice | None = None
+
+
+class _NotedPages(PageCache):
+    """Pages of chunks, and the `keys` of those chunks that were looked up since `begin`."""
+
+    def begin(self) -> "_NotedPages":
+        """Forget the keys."""
+        self.keys: list[Key] = []
+        return self
+
+    def find(self, *given: Any) -> ChunkPages:
+        """As in every cache of pages."""
+        found = super().find(*given)
+        self.keys.append(found.pages[-1].name)
+        return found
 
 
 class RequestPlanner:
     """Plans the requests of one scheduler; any thread may call it."""
 
-    def __init__(self, settings: PicSettings, limits: Limits) -> None:
+    def __init__(
+        self,
+        settings: PicSettings,
+        limits: Limits,
+        chooser: Chooser | None = None,
+        pool: Pool | None = None,
+    ) -> None:
         self._settings = settings
         self._limits = limits
+        self._chooser, self._pool = chooser, pool
         self._registry = Registry()
         tokens = min(_MOST_TOKENS, 2 * limits.blocks * limits.block_size)
-        self._pages = PageCache(tokens, name=Encoder().encode)
+        self._pages = _NotedPages(tokens, name=Encoder().encode)
         self._lock = Lock()
+        #: Whether requests are served as chunks or text, whichever is expected to be sooner.
+        self.chooses = isinstance(self._registry.parse(settings.algorithm), Auto)
         # Weak, because not every request that is received gets to the scheduler.
         self._early: WeakKeyDictionary[Request, PlannedPrompt] = WeakKeyDictionary()
 
@@ -85,17 +119,79 @@ class RequestPlanner:
             )
         layout = self._settings.layout(algorithm, request.cache_salt, self._limits.block_size)
         segments = cut(request.prompt_token_ids, args, layout.pad_token)
-        keys = hash_lead(request, args.spans[0][0])
+        lead, choice = args.spans[0][0], None
         try:
-            segments = list(algorithm.arrange(segments, layout))
             with self._lock:
-                plan = lay_out(
-                    segments, algorithm.plan_chunk, layout, prefix_keys=keys, cache=self._pages
-                )
+                plan = self._lay_out(request, segments, algorithm, layout, lead)
+                if isinstance(algorithm, Auto):
+                    self.chooses = True
+                    choice = self._choose(request, args, segments, plan)
+                elif self.chooses and self._chooser:
+                    self._chooser.note(plan)
+                if choice and len(choice.texts) == choice.chunks:
+                    hash_prompt(request)
+                    return PlannedPrompt(None, 0, args.tag, choice)
+                if choice and choice.texts:
+                    lead = next(s for i, (s, _) in enumerate(args.spans) if i not in choice.texts)
+                    mixed = _with_texts(segments, choice.texts)
+                    plan = self._lay_out(request, mixed, algorithm, layout, lead)
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
         need = self._limits.check(Footprint.of(plan), request.max_tokens)
-        return PlannedPrompt(plan, need, args.tag)
+        return PlannedPrompt(plan, need, args.tag, choice)
+
+    def _lay_out(
+        self,
+        request: "Request",
+        segments: Sequence[Segment],
+        algorithm: Algorithm,
+        layout: LayoutConfig,
+        lead: int,
+    ) -> Plan:
+        """The plan of segments, the first `lead` tokens of which are before any chunk."""
+        keys, arranged = hash_lead(request, lead), algorithm.arrange(segments, layout)
+        pages = self._pages.begin()
+        return lay_out(arranged, algorithm.plan_chunk, layout, prefix_keys=keys, cache=pages)
+
+    def _choose(
+        self,
+        request: "Request",
+        args: RequestArgs,
+        segments: Sequence[Segment],
+        plan: Plan,
+    ) -> Choice:
+        """How a request is served; what only makes sense in chunks is served as chunks."""
+        keys = self._pages.keys
+        if self._chooser is None or args.positions or args.slots or len(keys) != len(args.spans):
+            return Choice(len(args.spans))
+        hit = self._text_hit(request)
+        return self._chooser.choose(segments, keys, plan, hit)
+
+    def _text_hit(self, request: "Request") -> int:
+        """Tokens that prefix caching finds of a prompt as text, hashed no further than about that.
+
+        The prompt's last token is always computed.
+        """
+        size, most = self.block_size, len(request.prompt_token_ids or ()) - 1
+        tokens = found = size
+        while found == tokens and tokens <= most and self._pool is not None:
+            tokens *= 4
+            found = size * len(self._pool.find_first(hash_lead(request, min(tokens, most))))
+        return min(found, most) // size * size
+
+
+def _with_texts(segments: Sequence[Segment], texts: Collection[int]) -> list[Segment]:
+    """The segments, of whose chunks those with the numbers `texts` are texts."""
+    found, number = list[Segment](), -1
+    for segment in segments:
+        number += segment.chunk
+        if segment.chunk and number in texts:
+            segment = Segment(segment.tokens)
+        if found and not (segment.chunk or found[-1].chunk):
+            # Algorithms get neighbouring texts as one.
+            segment = Segment(found.pop().tokens + segment.tokens)
+        found.append(segment)
+    return found
 
 
 def has_plan(args: RequestArgs, algorithm: Algorithm) -> bool:

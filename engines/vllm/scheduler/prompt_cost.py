@@ -11,7 +11,7 @@ from typing import Self
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.pages import Page, SlotKind
 from picbench.engines.planning.plan import Plan
-from picbench.engines.request import Hits, TokenCounts
+from picbench.engines.request import Choice, Hits, TokenCounts
 
 
 @dataclass(slots=True)
@@ -48,9 +48,16 @@ class PromptCost:
 
     tokens: TokenCounts
     hits: Hits
+    choice: Choice | None = None
 
     @classmethod
-    def of(cls, plan: Plan, hits: int, brought: Brought) -> Self:
+    def of_text(cls, prompt: int, hit_tokens: int, block_size: int, choice: Choice | None) -> Self:
+        """The cost of a prompt whose chunks are text, of which prefix caching found so much."""
+        tokens = TokenCounts(prompt, reused=hit_tokens, prefix=hit_tokens)
+        return cls(tokens, Hits(prefix=hit_tokens // block_size), choice)
+
+    @classmethod
+    def of(cls, plan: Plan, hits: int, brought: Brought, choice: Choice | None = None) -> Self:
         """The cost of a prompt whose first `hits` pages are not computed when it runs."""
         fresh = plan.pages_from(hits)
         prefix = sum(page.real for page in plan.computed[: hits - plan.canonical])
@@ -66,7 +73,8 @@ class PromptCost:
             loaded=dict(+loaded),
         )
         found = hits - plan.canonical
-        return cls(tokens, Hits(plan.shared, found, len(plan.copies), dict(brought.blocks)))
+        blocks = Hits(plan.shared, found, len(plan.copies), dict(brought.blocks))
+        return cls(tokens, blocks, choice)
 
 
 def _origins(plan: Plan, brought: Brought) -> tuple[int, int, Counter[str]]:

@@ -37,11 +37,14 @@ from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.frontend.plugin import check_registered
 from picbench.engines.vllm.scheduler.cache_manager import ChunkTails, PromptHits
+from picbench.engines.vllm.scheduler.chooser import Chooser
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.scheduler.isolation import IsolatedLinker
 from picbench.engines.vllm.scheduler.linker import Linker
+from picbench.engines.vllm.scheduler.machine_costs import MachineCosts, ModelShape
 from picbench.engines.vllm.scheduler.planner import RequestPlanner
 from picbench.engines.vllm.scheduler.pool import ChunkEvictions, Pool, listen
+from picbench.engines.vllm.scheduler.prompt_steps import PromptSteps
 from picbench.engines.vllm.settings import REJECTED, WORKERS, PicSettings
 from picbench.engines.vllm.transfer.connector import PicConnector
 from picbench.errors import ConfigError, EngineError
@@ -62,9 +65,12 @@ class PicScheduler(Scheduler):
         self.chunk_store = ChunkStore(pool, tiers=tiers, shared_tiers=shared)
         self.jobs = ChunkJobs(self.chunk_store, self._queue_ahead)
         self._faults = Faults(lambda request_id: self.linker.concerned(request_id))
-        self._planner = RequestPlanner(settings, Limits.of(vllm_config))
+        costs = _machine_costs(vllm_config)
+        self.chooser = Chooser(costs, self.chunk_store, pool)
+        self._planner = RequestPlanner(settings, Limits.of(vllm_config), self.chooser, pool)
         self.linker = Linker(settings, self._planner, pool, self.jobs, self._faults)
         self._hooks = IsolatedLinker(self.linker, self._faults)
+        self._prompt_steps = PromptSteps(costs, self.linker, self.jobs, time.time)
         self._pool = pool
         self._hits = PromptHits(self.kv_cache_manager, pool, self.block_size)
         coordinator = self.kv_cache_manager.coordinator
@@ -116,6 +122,8 @@ class PicScheduler(Scheduler):
             if self._is_planned(request) and not self.linker.is_own(request):
                 counts = self.linker.tokens_of(request.request_id)
                 self._hits.count(request, counts.loaded if counts else {})
+        if self._planner.chooses:
+            self._prompt_steps.begin(output, self.requests, begun)
         self._tails.zero_new(output, self._block_ids)
         # Nothing is going to be received for these: their blocks can be freed when they end.
         self.finished_recving_kv_req_ids |= self._hooks.unloaded & self._receiving()
@@ -126,6 +134,7 @@ class PicScheduler(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Drop the outputs of the linker's own requests, finish its fetches, and answer faults."""
+        self._prompt_steps.end(scheduler_output)
         self._end_failed()
         self._fail_dropped(model_runner_output.kv_connector_output)
         internal = {
@@ -402,6 +411,14 @@ def _make_urgent(request: Request, parent: Request) -> None:
 
 class PicAsyncScheduler(PicScheduler, AsyncScheduler):
     """The same, one step ahead of the GPU."""
+
+
+def _machine_costs(vllm_config: Any) -> MachineCosts:
+    """What the costs of this engine's machine are taken to be."""
+    graphs = vllm_config.compilation_config.cudagraph_capture_sizes
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    shape = ModelShape.of(vllm_config.model_config.hf_text_config.to_dict(), ranks)
+    return MachineCosts(vllm_config.device_config.device_type, shape, max(graphs or (), default=0))
 
 
 def _checked(vllm_config: Any) -> PicSettings:

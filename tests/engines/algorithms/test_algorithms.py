@@ -13,6 +13,7 @@ from picbench.engines.algorithms import (
     check_served,
     describe,
     names,
+    of_chunks,
     parse,
 )
 from picbench.engines.algorithms.notation import _REMEMBERED
@@ -332,3 +333,27 @@ def test_middle_blocks_are_found_in_any_prompt(chunks):
     back = {c.key for c in plan(BLOCKS, A, *blocks[::-1], QUESTION).canonicals}
     assert len(there) == len(blocks)
     assert there <= back
+
+
+def test_auto_is_any_algorithm_that_compiles_chunks() -> None:
+    assert parse("auto").spec == parse("auto:mepic").spec == "auto"
+    found = parse("auto:epic:k=4:anchor=head")
+    assert found.spec == "auto:epic:k=4:anchor=head"
+    assert of_chunks(found) == parse("epic:k=4:anchor=head") == of_chunks(of_chunks(found))
+    assert found.private and found.anchor_text == ""
+    assert parse("auto:naive:context=document:anchor=passage").documents
+    assert parse("auto:minipic:ssep=5").separators == (5,)
+    assert parse("auto:kvlink:n=5").added(3) == 15
+    segments = [Segment((1, 2), chunk=True), Segment((3,))]
+    layout = parse("auto:mepic:pad=paper").layout()
+    assert layout.pad is Pad.PAPER
+    for spec in ("mepic", "kvlink:n=1:first=7", "prompt-cache"):
+        inner, auto = parse(spec), parse(f"auto:{spec}")
+        assert auto.arrange(segments, layout) == inner.arrange(segments, layout)
+        assert auto.plan_chunk(0, 40) == inner.plan_chunk(0, 40)
+
+
+@pytest.mark.parametrize("spec", ["auto:prefix", "auto:full", "auto:reorder", "auto:auto"])
+def test_auto_chooses_between_chunks_and_text(spec: str) -> None:
+    with pytest.raises(ConfigError, match="serves no chunks"):
+        parse(spec)

@@ -784,3 +784,38 @@ def answers(draw: st.DrawFn, asked: list[Key]) -> tuple[set[Key], set[Key]]:
 
 TestLifecycle = Lifecycle.TestCase
 TestLifecycle.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+def test_chunks_that_are_evicted_before_they_are_used_again_are_counted(tiers: bool) -> None:
+    queue = Queue()
+    store = ChunkStore(queue, tiers=tiers)
+    assert store.kept_share == 1.0
+    for _ in range(3):
+        compile_chunk(queue, store, 3)
+        store.touch([canonical(3)])
+        evict(queue, store, canonical(3).key)
+    assert store.kept_share == (1.0 if tiers else 0.25)
+    compile_chunk(queue, store, 3)
+    for _ in range(5):
+        store.touch([canonical(3)])
+    evict(queue, store, canonical(3).key)
+    assert store.kept_share == (1.0 if tiers else 0.4)
+    for _ in range(1000):
+        compile_chunk(queue, store, 3)
+        store.touch([canonical(3)])
+        evict(queue, store, canonical(3).key)
+    assert tiers or store.kept_share < 0.01
+    # What was of late counts most.
+    for _ in range(20):
+        compile_chunk(queue, store, 3)
+        for _ in range(2):
+            store.touch([canonical(3)])
+        evict(queue, store, canonical(3).key)
+    assert store.kept_share > 0.05
+    compile_chunk(queue, store, 3)
+    store.touch([canonical(3)])
+    before = store.kept_share
+    # That a pool was emptied says nothing of what recurs.
+    store.reset_pool()
+    assert store.kept_share == before

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.ledger import KINDS, Snapshot
-from picbench.engines.request import Hits, TokenCounts
+from picbench.engines.request import Choice, Hits, TokenCounts
 from picbench.run.result import moved_lines
 from picbench.store.reader import read_run
 from picbench.store.records import GroupResult, SampleRow, Tally
@@ -29,6 +29,7 @@ from picbench.store.summary import (
     summarise,
     ttft_ratio,
 )
+from picbench.tables.metrics import METRICS
 from picbench.tables.run import stalled
 
 
@@ -190,3 +191,18 @@ def test_a_stalled_arm_is_named_below_the_table(tmp_path: Path) -> None:
     assert [*stalled(found)] == [
         "mepic: stalled in 1 steps, the longest of 30.0 s; its own slowest steps allow 5.0 s"
     ]
+
+
+def test_choices_count_how_requests_were_served() -> None:
+    ways = [Choice(4, (), 0.05), Choice(4, (0, 1, 2, 3), 0.2), Choice(2, (1,), 0.1), Choice(1)]
+    rows = [row(str(n), choice=choice) for n, choice in enumerate(ways)]
+    found = summary_of(Tally([*rows, failed("x")], [GroupResult((), 1.0)])).choices
+    assert found is not None
+    assert (found.chunks, found.text, found.mixed) == (2, 1, 1)
+    assert found.text_share == pytest.approx(5 / 11)
+    # 100 ms each, over 50, 200 and 100.
+    assert found.ttft_over_expected == pytest.approx(1.0)
+    assert summary_of(Tally([row("a")], [])).choices is None
+    assert METRICS["text_pct"].value(summary_of(Tally(rows, []))) == pytest.approx(500 / 11)
+    of_row = METRICS["text_chunks"].of_row
+    assert of_row is not None and [of_row(one) for one in (*rows, row("a"))] == [0, 4, 1, 0, None]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.vllm.frontend import engine_core
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.scheduler.planner import RequestPlanner
@@ -85,7 +84,7 @@ def test_plans_of_requests_that_never_arrive_are_forgotten() -> None:
 
 def test_threads_make_the_same_plans() -> None:
     planner, alone = RequestPlanner(PicSettings(), LIMITS), RequestPlanner(PicSettings(), LIMITS)
-    planner._pages = PageCache(100)  # so that chunks come and go
+    planner._pages = type(planner._pages)(100)  # so that chunks come and go
     requests = [prompt(seed) for seed in range(40)]
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(planner.plan_early, requests))

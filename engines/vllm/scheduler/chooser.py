@@ -1,0 +1,181 @@
+"""Which chunks of a request are served as chunks and which as text: those that are sooner so.
+
+A chunk that is missing is compiled only if it was seen before: then it is expected to come as often
+again, if it stays in the pool until then, and what later requests save is set against its compile.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from picbench.engines.chunk_cache.chunk_store import ChunkStore
+from picbench.engines.chunk_cache.sketch import FrequencySketch
+from picbench.engines.costs import KNOTS, RequestSize
+from picbench.engines.planning.keys import Key
+from picbench.engines.planning.plan import Canonical, Plan
+from picbench.engines.planning.policy import Segment
+from picbench.engines.request import Choice
+from picbench.engines.vllm.scheduler.machine_costs import MachineCosts
+from picbench.engines.vllm.scheduler.pool import Pool
+
+#: The share of its compile that a chunk takes which a tier has. Tiers differ by far more; where it
+#: is wrong, a chunk is computed as text that could have been loaded, or waits for a slow tier.
+_LOAD = 0.2
+
+
+class Offer(NamedTuple):
+    """A chunk of a prompt: its first token there, its tokens, and those that are linked.
+
+    `missing` is the share of its compile that serving it as a chunk takes, from 0, resident, to 1.
+    It was `seen` so often before.
+    """
+
+    start: int
+    tokens: int
+    linked: int
+    missing: float = 0.0
+    seen: int = 0
+
+
+class PromptOffer(NamedTuple):
+    """A prompt of so many tokens, and its chunks in their order.
+
+    Of all of it as text vLLM's cache has the first `text_hit` tokens. With all chunks as chunks,
+    `plan_hit` of the tokens that are computed then are found.
+    """
+
+    tokens: int
+    chunks: Sequence[Offer]
+    text_hit: int = 0
+    plan_hit: int = 0
+
+
+class Chooser:
+    """Chooses for the requests of one scheduler, and remembers which chunks were seen."""
+
+    def __init__(self, costs: MachineCosts, store: ChunkStore, pool: Pool) -> None:
+        self.costs = costs
+        self._store, self._pool = store, pool
+        self.forget()
+
+    def forget(self) -> None:
+        """No chunk was seen."""
+        self._sketch = FrequencySketch()
+
+    def choose(
+        self,
+        segments: Sequence[Segment],
+        keys: Sequence[Key],
+        plan: Plan,
+        text_hit: int,
+    ) -> Choice:
+        """How to serve a prompt whose chunks have these `keys`, and are all chunks in `plan`.
+
+        Of its text vLLM's prefix cache has the first `text_hit` tokens. Chunks that are missing,
+        and that the prefix cache does not have either, are seen by this.
+        """
+        canonicals = {canonical.key: canonical for canonical in plan.canonicals}
+        views, names = iter(plan.placed), iter(keys)
+        picked = plan.picks.count // len(keys) if plan.picks else 0
+        seen: dict[Key, int] = {}
+        offers, at = list[Offer](), 0
+        for segment in segments:
+            tokens = len(segment.tokens)
+            if segment.chunk:
+                key, linked, missing = next(names), tokens, 0.0
+                if (canonical := canonicals.get(key)) is not None:
+                    linked = picked + tokens - next(views).view.real
+                    missing = self._missing(canonical)
+                if missing and key not in seen:
+                    cached = at + tokens <= text_hit
+                    seen[key] = (self._sketch.count if cached else self._sketch.note)(key)
+                offers.append(Offer(at, tokens, linked, missing, seen.get(key, 0)))
+            at += tokens
+        fresh = self._pool.find_first(page.key or b"" for page in plan.computed)
+        plan_hit = 0 if plan.copies else sum(page.real for page in plan.computed[: len(fresh)])
+        prompt = PromptOffer(at, offers, text_hit, plan_hit)
+        return choose(self.costs, prompt, self._store.kept_share)
+
+    def note(self, plan: Plan) -> None:
+        """Chunks are seen that a request has by name, whatever would be sooner."""
+        for canonical in plan.canonicals:
+            self._sketch.note(canonical.key)
+
+    def _missing(self, canonical: Canonical) -> float:
+        """The share of its compile that serving a chunk as one takes."""
+        if self._store.is_mappable(canonical):
+            return 0.0
+        if self._store.is_remote(canonical.key):
+            return _LOAD
+        # What another request waits for is there before this one.
+        return 0.0 if self._store.get(canonical.key).owner else 1.0
+
+
+def choose(costs: MachineCosts, prompt: PromptOffer, kept: float = 1.0) -> Choice:
+    """How a request is to be served.
+
+    `kept` is the share of compiled chunks that come again while they are in the pool. Compared are
+    all text, all chunks, and mixtures: the chunks that pay one by one, with or without those that
+    the prefix cache has. The best has the least time, less what later requests save.
+    """
+    chunks, every, linked = prompt.chunks, tuple(range(len(prompt.chunks))), costs.of(linked=True)
+    ends = (i for i in every if chunks[i].start + chunks[i].tokens > prompt.text_hit)
+    cached = next(ends, len(chunks))
+    beyond = sum(linked[8 + n] for n, knot in enumerate(KNOTS) if prompt.tokens > 1e3 * knot)
+    token = (linked[1] + beyond) / 1e3 + linked[2] * prompt.tokens / 1e6
+    saved = [token * (offer.tokens - offer.linked) - linked[4] for offer in chunks]
+
+    missing, refused, costly = [i for i in every if chunks[i].missing], set[int](), set[int]()
+    for i in missing:
+        _, tokens, _, share, seen = chunks[i]
+        if share == 1 and (not seen or i < cached):
+            refused.add(i)
+        compiling = linked[5] + linked[1] * tokens / 1e3 + linked[2] * tokens**2 / 1e6
+        if saved[i] * (1 + seen * kept) <= share * compiling:
+            costly.add(i)
+    paying = tuple(i for i in every if saved[i] > 0 and i not in refused and i not in costly)
+    wanted = [every] * (not refused) + [paying, tuple(i for i in paying if i >= cached)]
+    least = expected = costs.first_token(_size(prompt, ()))
+    best: tuple[int, ...] = ()
+    for own in dict.fromkeys(filter(None, wanted)):
+        seconds = costs.first_token(_size(prompt, own))
+        worth = seconds - _later(costs, prompt, own, saved, kept)
+        if worth < least:
+            best, least, expected = own, worth, seconds
+    return Choice(len(chunks), tuple(sorted({*every}.difference(best))), expected)
+
+
+def _later(
+    costs: MachineCosts,
+    prompt: PromptOffer,
+    own: Sequence[int],
+    saved: Sequence[float],
+    kept: float,
+) -> float:
+    """Seconds that later requests save because chunks are compiled now.
+
+    They are taken to be like this one, but to begin with another chunk, and save what it would if
+    its chunks were resident; that is shared out among the chunks.
+    """
+    chunks, shares = prompt.chunks, [max(0.0, saved[i]) for i in own]
+    pairs = [(chunks[i], share) for i, share in zip(own, shares, strict=True) if chunks[i].missing]
+    uses = sum(share * offer.seen * kept for offer, share in pairs)
+    if not uses:
+        return 0.0
+    other = prompt._replace(text_hit=min(prompt.text_hit, chunks[0].start), plan_hit=0)
+    gain = costs.first_token(_size(other, ()))
+    gain -= costs.first_token(_size(other, own, warm=True))
+    return max(0.0, gain) * uses / sum(shares)
+
+
+def _size(prompt: PromptOffer, own: Collection[int], *, warm: bool = False) -> RequestSize:
+    """The request if the chunks `own` are served as chunks; `warm`: if they were resident."""
+    every = len(own) == len(prompt.chunks)
+    chunks = prompt.chunks if every else [prompt.chunks[i] for i in own]
+    hit = min(prompt.text_hit, chunks[0].start) if chunks else prompt.text_hit
+    if every and chunks and not warm:
+        hit = prompt.plan_hit
+    computed = prompt.tokens - hit - sum([c.tokens - c.linked for c in chunks])
+    missing = [] if warm else [c for c in chunks if c.missing]
+    work = sum([c.missing * c.tokens for c in missing])
+    mean = work / len(missing) if missing else 0.0
+    return RequestSize(prompt.tokens, max(1.0, computed) + work, work, len(chunks), mean, 1.0)

@@ -1,0 +1,113 @@
+"""The costs of this machine: those of a measured one at first, corrected by the steps that it runs.
+
+An engine begins with what was fitted to the package's grid of its device, scaled by the shape of
+its model. Each step that computes prompts then corrects the costs a little, in proportion to what
+each was expected to have in it (normalised least mean squares; Widrow and Hoff's rule). The two
+kinds of requests, those whose chunks are mapped and all others, have costs of their own and share
+the corrections, so that an engine that serves only one kind does not misjudge the other.
+"""
+
+from collections.abc import Mapping, Sequence
+from operator import mul
+from typing import Any, NamedTuple, Self
+
+from picbench.engines.costs import RequestSize, total
+from picbench.engines.model_config import head_size, kv_heads
+
+#: The share of its error that a step corrects where it belongs, and in all costs alike.
+_RATE, _COMMON_RATE = 0.05, 0.05
+
+#: How many times faster or slower a machine may be, and beside that each cost of it.
+_MOST_IN_ALL, _MOST_EACH = 64.0, 4.0
+
+#: A step that took longer than so many times what was expected, or shorter, counts as if it had
+#: taken so long: another program may have had the machine.
+_LONGEST = 2.0
+
+#: In the order of `RequestSize.first_token`: a request, thousands of computed tokens, millions of
+#: pairs, thousands of prompt tokens, chunks, compiles, a step with compiles, its start, and
+#: thousands of tokens beyond two knots.
+_Costs = tuple[float, ...]
+
+
+class ModelShape(NamedTuple):
+    """What costs grow with: weights that a token is multiplied with, elements of heads, layers."""
+
+    weights: float
+    heads: float
+    layers: float
+
+    @classmethod
+    def of(cls, model: Mapping[str, Any], ranks: int = 1) -> Self:
+        """The shape of a model's configuration, of which each of `ranks` GPUs has a part."""
+        layers, hidden = int(model["num_hidden_layers"]), int(model["hidden_size"])
+        heads = int(model["num_attention_heads"]) * head_size(model)
+        inner = int(model.get("intermediate_size") or 0) * int(
+            model.get("num_experts_per_tok") or 1
+        )
+        weights = hidden * (2 * heads + 2 * kv_heads(model) * head_size(model) + 3 * inner)
+        return cls(weights * layers / ranks, heads * layers / ranks, layers)
+
+
+#: The shape of a measured model, and the costs in seconds that `picbench.profile` fits to TTFT in
+#: the package's grid of it, plain and linked: cpu-testbed.json and h200-llama-3.1-8b.json.
+MEASURED: Mapping[str, tuple[ModelShape, _Costs, _Costs]] = {
+    "cpu": (
+        ModelShape(11_403_264, 3_072, 8),
+        (0.00104, 0.137, 0.0212, 0.0369, 0.0, 0.0, 0.0, 0.129, 0.00041, 0.0),
+        (0.0158, 0.133, 0.0828, 0.0130, 0.000934, 0.00578, 0.0, 0.0938, 0.00528, 0.0),
+    ),
+    "cuda": (
+        ModelShape(6_979_321_856, 131_072, 32),
+        (0.0118, 0.00688, 0.000496, 0.00106, 0.0, 0.0, 0.0, 0.00697, 0.0, 0.0134),
+        (0.0163, 0.00753, 0.000318, 0.000568, 1.14e-5, 0.000707, 0.0, 0.0, 0.0120, 0.00150),
+    ),
+}
+
+
+class MachineCosts:
+    """What a request's first token takes on this machine, in seconds, were it alone.
+
+    CUDA graphs serve steps of up to `graph_tokens`, 0 without graphs. Any thread may read.
+    """
+
+    def __init__(self, device: str, shape: ModelShape, graph_tokens: int) -> None:
+        self.graph_tokens = graph_tokens
+        known, *costs = MEASURED["cuda" if device == "cuda" else "cpu"]
+        weights, heads, layers = (own / other for own, other in zip(shape, known, strict=True))
+        # On a GPU a step's start takes the host so long for each layer; a CPU computes then.
+        start = layers if device == "cuda" else weights
+        scale = (layers, weights, heads, heads, 1.0, layers, layers, start, weights, weights)
+        self._costs = self._begun = [_times(one, scale) for one in costs]
+        self._slowness, self._corrections = 1.0, (1.0,) * len(scale)
+
+    def of(self, *, linked: bool) -> _Costs:
+        """The costs of requests whose chunks are mapped (`linked`), or of others."""
+        return self._costs[linked]
+
+    def first_token(self, size: RequestSize) -> float:
+        """Seconds to the first token of a request alone; it is linked if it has chunks."""
+        return total(self._costs[size.chunks > 0], size.first_token(self.graph_tokens))
+
+    def correct(self, factors: Sequence[float], seconds: float, *, linked: bool) -> None:
+        """A step with these factors took so long."""
+        parts = _times(self._begun[linked], factors)
+        expected = total(self._corrections, parts)
+        if expected <= 0:
+            return
+        ratio = _within(seconds / self._slowness / expected, _LONGEST)
+        self._slowness = _within(self._slowness * ratio**_COMMON_RATE, _MOST_IN_ALL)
+        step = _RATE * (ratio - 1) * expected / total(parts, parts)
+        pairs = zip(self._corrections, parts, strict=True)
+        self._corrections = tuple(_within(known + step * part, _MOST_EACH) for known, part in pairs)
+        corrected = tuple(self._slowness * one for one in self._corrections)
+        self._costs = [_times(begun, corrected) for begun in self._begun]
+
+
+def _within(value: float, most: float) -> float:
+    """The value, but at least 1 / most and at most that."""
+    return min(most, max(1 / most, value))
+
+
+def _times(one: Sequence[float], other: Sequence[float]) -> _Costs:
+    return tuple(map(mul, one, other))

@@ -1,0 +1,125 @@
+"""Which chunks are served as text: always what is expected to be sooner, and why."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.engines.vllm.scheduler.chooser import Offer, PromptOffer, _size, choose
+from picbench.engines.vllm.scheduler.machine_costs import MEASURED, MachineCosts
+
+SHAPE = {"cpu": MEASURED["cpu"][0], "cuda": MEASURED["cuda"][0]}
+COSTS = {name: MachineCosts(name, shape, 1024 * (name == "cuda")) for name, shape in SHAPE.items()}
+
+
+def prompt(*chunks: dict[str, Any], text: int = 40, **more: Any) -> PromptOffer:
+    """A prompt that begins with 20 tokens of text; chunks have 500 tokens, 16 of them linked."""
+    offers, at = [], 20
+    for chunk in chunks:
+        offers.append(Offer(**{"start": at, "tokens": 500, "linked": 16} | chunk))
+        at += offers[-1].tokens
+    return PromptOffer(at + text, offers, **more)
+
+
+NEW, SEEN, THERE = {"missing": 1.0}, {"missing": 1.0, "seen": 1}, dict[str, Any]()
+
+CHUNK = st.fixed_dictionaries(
+    {
+        "tokens": st.integers(1, 2000),
+        "missing": st.sampled_from([0.0, 0.2, 1.0]),
+        "seen": st.integers(0, 255),
+    }
+).flatmap(
+    lambda chunk: st.integers(0, chunk["tokens"]).map(lambda linked: chunk | {"linked": linked})
+)
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> PromptOffer:
+    found = prompt(*draw(st.lists(CHUNK, min_size=1, max_size=8)), text=draw(st.integers(1, 300)))
+    hits = {
+        "text_hit": draw(st.integers(0, found.tokens - 1)),
+        "plan_hit": draw(st.integers(0, 20)),
+    }
+    return found._replace(**hits)
+
+
+@pytest.mark.parametrize("device", COSTS)
+@given(offered=prompts(), kept=st.floats(0.01, 1))
+def test_it_is_never_worse_than_the_better_pure_way(
+    device: str, offered: PromptOffer, kept: float
+) -> None:
+    costs, chunks = COSTS[device], offered.chunks
+    found = choose(costs, offered, kept)
+    assert found.expected is not None
+    own = [i for i in range(found.chunks) if i not in found.texts]
+    assert found.expected == pytest.approx(costs.first_token(_size(offered, own)))
+    if not any(chunks[i].missing for i in own):
+        # Nothing was invested: it is the soonest, as far as both may be chosen.
+        assert found.expected <= costs.first_token(_size(offered, ())) + 1e-12
+        if not any(offer.missing for offer in chunks):
+            every = range(len(chunks))
+            assert found.expected <= costs.first_token(_size(offered, every)) + 1e-12
+    assert all(chunks[i].seen for i in own if chunks[i].missing == 1)
+    assert choose(costs, offered, kept) == found
+
+
+@pytest.mark.parametrize("device", COSTS)
+def test_what_is_resident_is_mapped_and_what_is_new_is_text(device: str) -> None:
+    costs = COSTS[device]
+    assert choose(costs, prompt(*[THERE] * 4)).texts == ()
+    assert choose(costs, prompt(*[NEW] * 4)).texts == (0, 1, 2, 3)
+    assert choose(costs, prompt(THERE, NEW, THERE, THERE)).texts == (1,)
+
+
+@pytest.mark.parametrize("device", COSTS)
+def test_what_was_seen_before_is_compiled_if_compiled_chunks_come_again(device: str) -> None:
+    costs = COSTS[device]
+    assert choose(costs, prompt(*[SEEN] * 8)).texts == ()
+    assert choose(costs, prompt(THERE, SEEN, NEW, THERE)).texts == (2,)
+    # Nothing pays that is dropped before it is used again, and takes longer now.
+    small = [SEEN | {"tokens": 60}] * 4
+    assert len(choose(costs, prompt(*small), 0.001).texts) == 4
+
+
+@pytest.mark.parametrize("device", COSTS)
+def test_what_prefix_caching_has_is_text(device: str) -> None:
+    costs = COSTS[device]
+    asked = prompt(*[SEEN | {"seen": 200}] * 3)
+    assert choose(costs, asked._replace(text_hit=asked.tokens - 16)).texts == (0, 1, 2)
+    found = choose(costs, prompt(SEEN, THERE, THERE, text_hit=520))
+    assert found.texts == (0,)
+    # Where prefix caching has a part of the prompt and chunks are resident, most of both is used.
+    assert choose(costs, prompt(*[THERE] * 4, text_hit=520)).texts in ((0,), ())
+
+
+def test_short_prompts_are_text_where_mapping_chunks_takes_longer() -> None:
+    short = prompt({"tokens": 60}, {"tokens": 60})
+    assert choose(COSTS["cuda"], short).texts == (0, 1)
+    # And their chunks are not compiled, however often they come.
+    often = [SEEN | {"tokens": 60, "seen": 255}] * 2
+    assert choose(COSTS["cuda"], prompt(*often)).texts == (0, 1)
+
+
+def test_chunks_of_which_all_is_linked_are_text() -> None:
+    whole = {"tokens": 16, "linked": 16}
+    assert choose(COSTS["cpu"], prompt(whole, whole)).texts == (0, 1)
+    assert choose(COSTS["cpu"], prompt()).expected == pytest.approx(
+        COSTS["cpu"].first_token(_size(prompt(), ()))
+    )
+
+
+def test_a_slower_machine_is_expected_to_be_slower() -> None:
+    costs = MachineCosts("cuda", SHAPE["cuda"], 1024)
+    asked = prompt(*[THERE] * 4)
+    size = _size(asked, ())
+    before = choose(costs, asked)
+    for _ in range(400):
+        costs.correct(size.first_token(1024), 3 * COSTS["cuda"].first_token(size), linked=False)
+    assert costs.first_token(size) == pytest.approx(3 * COSTS["cuda"].first_token(size), rel=0.05)
+    after = choose(costs, asked)
+    assert after.expected is not None and before.expected is not None
+    assert after.expected > before.expected
+    assert replace(after, expected=None) == replace(before, expected=None)
