@@ -48,8 +48,15 @@ def _command(device: str) -> list[str]:
 
 def bodies() -> tuple[dict[str, Any], dict[str, Any]]:
     """The requests for a completion and for a chat."""
-    completion, chat = map(json.loads, _blocks("json"))
+    completion, chat, _ = map(json.loads, _blocks("json"))
     return completion, chat
+
+
+def with_parts() -> dict[str, Any]:
+    """The chat with documents in parts of a message."""
+    *_, chat = map(json.loads, _blocks("json"))
+    found: dict[str, Any] = chat
+    return found
 
 
 def marked_example() -> str:

@@ -73,6 +73,7 @@ FOREIGN = {
     "--kv-transfer-config",
     "--max-cudagraph-capture-size",
     "--max-model-len",
+    "--middleware",
     "--port",
     "--scheduler-cls",
     "--served-model-name",

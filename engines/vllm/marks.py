@@ -6,10 +6,13 @@ digits and ``_.:/@#-``.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from picbench.errors import ConfigError
+
+_IDS = "use up to 200 letters, digits and _.:/@#-, with marks that end in punctuation"
 
 #: The pair for ``"marks": true``.
 DEFAULT_MARKS = ("<<doc>>", "<</doc>>")
@@ -30,8 +33,9 @@ class TextSpan:
 
 @dataclass(frozen=True, slots=True)
 class DocumentMarks:
-    """A pair of marks. `pattern` finds both; its groups are `id` and `close`."""
+    """A `pair` of marks. `pattern` finds both; its groups are `id` and `close`."""
 
+    pair: tuple[str, str]
     pattern: re.Pattern[str]
 
     @classmethod
@@ -52,7 +56,31 @@ class DocumentMarks:
         opening, closing = _opening(pair[0]), pair[1]
         if closing in pair[0] or re.search(opening, closing):
             raise _refused(given, "has a mark that is or contains the other")
-        return cls(re.compile(f"{opening}|(?P<close>{re.escape(closing)})"))
+        pattern = re.compile(f"{opening}|(?P<close>{re.escape(closing)})")
+        return cls((pair[0], closing), pattern)
+
+    def around(self, texts: Sequence[str], key: Any = None) -> list[str]:
+        """The parts of a document's text with a mark before the first and one after the last.
+
+        The opening mark has the document's id, `key`, if it has one. Nothing is around white space.
+        Raises ConfigError for text with a mark in it, and for an id that a mark cannot have.
+        """
+        opening, closing = self.pair
+        if key is not None:
+            head = re.sub(r"[^\w\s]+$", "", opening)
+            opening = f"{head} id={key}{opening[len(head) :]}"
+            found = self.pattern.fullmatch(opening)
+            if found is None or found["id"] != key:
+                raise ConfigError(f"a mark cannot have the id {key!r}", hint=_IDS)
+        if any(map(self.pattern.search, texts)):
+            raise ConfigError(
+                "a document's text has a mark in it", hint="leave marks to the server"
+            )
+        if not "".join(texts).strip():
+            return list(texts)
+        first, *others = texts
+        *others, last = [opening + first, *others]
+        return [*others, last + closing]
 
     def cut(self, text: str) -> list[TextSpan]:
         """The spans of a text that are not empty, in order: all of it but its marks.

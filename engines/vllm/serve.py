@@ -20,7 +20,7 @@ from picbench.engines.config import physical_memory
 from picbench.engines.model_config import element_bytes, load_format, read_model_config, slot_bytes
 from picbench.engines.vllm.compat import PACKAGES, check_plug_in, check_version
 from picbench.engines.vllm.device import slow_short_types
-from picbench.engines.vllm.settings import KEY, PicSettings, plain_arguments
+from picbench.engines.vllm.settings import KEY, MIDDLEWARE, PicSettings, plain_arguments
 from picbench.errors import ConfigError
 from picbench.plugins import version_of
 
@@ -105,7 +105,12 @@ def server_command(
         start = (vllm, "serve", ours.pop("model"))
     return ServerCommand(
         start=start,
-        flags=(*(_words(*f) for f in ours.items() if f[0] not in given), *filter(None, [flags])),
+        flags=(
+            *(_words(*flag) for flag in ours.items() if flag[0] not in given),
+            # vLLM takes several.
+            *([("--middleware", MIDDLEWARE)] if pic.marks else []),
+            *filter(None, [flags]),
+        ),
         variables=_variables(config, given) if cpu else {},
         notes=tuple(note for _, _, note in chosen if note),
     )

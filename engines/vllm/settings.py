@@ -16,6 +16,7 @@ from picbench.engines.chunk_cache.tiers.notation import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, CHOICES, DEFAULT_TIERS, ChunkSettings
 from picbench.engines.planning.policy import LayoutConfig
 from picbench.engines.vllm.marks import DocumentMarks
+from picbench.engines.vllm.parts import read_kinds
 from picbench.errors import ConfigError
 
 #: The key of the settings in `additional_config`.
@@ -28,6 +29,9 @@ CUDA_WORKER = "picbench.engines.vllm.worker.cuda.worker.PicGPUWorker"
 WORKERS = (CPU_WORKER, CUDA_WORKER)
 CONNECTOR = "PicConnector"
 CONNECTOR_MODULE = "picbench.engines.vllm.transfer.connector"
+
+#: What reads documents in parts of messages, for vLLM's flag of that name.
+MIDDLEWARE = "picbench.engines.vllm.frontend.document_parts.DocumentParts"
 
 #: vLLM's stop reason of a request that `on_pressure` refused.
 REJECTED = "rejected: the KV pool is short of blocks"
@@ -45,7 +49,8 @@ class PicSettings(ChunkSettings):
     anchors of ``epic:k=0``; `link_tokens` are those that the model was trained to link chunks with
     (``kvlink``). `positions` are those that the model has, where a request has room for more slots
     (None: max_model_len). `marks` around documents in prompts are read by servers: true for the
-    default pair, or a pair (see `DocumentMarks`). `on` gives engines of a device its default tiers.
+    default pair, or a pair (see `DocumentMarks`), and `parts` of messages are put between them (see
+    `KINDS`) where the server has the middleware. `on` gives engines of a device its default tiers.
     """
 
     pad_token: int = 0
@@ -53,6 +58,7 @@ class PicSettings(ChunkSettings):
     link_tokens: Sequence[int] = ()
     positions: int | None = None
     marks: bool | Sequence[str] | None = None
+    parts: Sequence[str] = ("documents",)
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":
@@ -116,6 +122,7 @@ class PicSettings(ChunkSettings):
             raise ConfigError("`keys_without_rope` has no temperatures", hint=hint)
         parse_tiers(self.tiers or "")
         DocumentMarks.of(self.marks)
+        read_kinds(self.parts)
 
     def _kinds(self) -> Iterator[tuple[str, bool, str]]:
         """Yield (field, whether its value is possible, what is); JSON gives values of any type."""

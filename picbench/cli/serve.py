@@ -1,5 +1,6 @@
 """The command that serves over HTTP: serve."""
 
+from secrets import token_hex
 from typing import Any
 
 import click
@@ -25,12 +26,24 @@ from picbench.cli.options import options_of
     help="Make chunks of the text between marks in prompts; on: <<doc>> and <</doc>>.",
 )
 @click.option(
+    "--parts",
+    metavar="KIND[,KIND...]",
+    help="Make chunks of documents, breakpoints, tools, turns or templates in messages; without "
+    "--marks, only of these: marks are secret then.",
+)
+@click.option(
     "--show-command",
     is_flag=True,
     help="Print the command that would start the server, for a shell, and start nothing.",
 )
 def serve(
-    *, model: str, flags: tuple[str, ...], marks: str | None, show_command: bool, **given: Any
+    *,
+    model: str,
+    flags: tuple[str, ...],
+    marks: str | None,
+    parts: str | None,
+    show_command: bool,
+    **given: Any,
 ) -> None:
     """Serve a model over HTTP: vLLM's own OpenAI server, with all that picbench needs set.
 
@@ -50,6 +63,10 @@ def serve(
     except ConfigError as error:
         raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
     given["marks"] = marks == "on" or (marks and marks.split(","))
+    if parts is not None:
+        secret = token_hex(8)
+        given["parts"] = parts.split(",")
+        given["marks"] = given["marks"] or [f"[[{secret}]]", f"[[/{secret}]]"]
     found = models.resolve(model)
     has_template = models.has_chat_template(found)
     command = server_command(str(found.path), model, flags, has_template=has_template, **given)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from http_faults import environment
 from http_server import MODEL, HttpServer, http_server, refused_start
-from serving_document import bodies, marked_example, refused, refused_at_start
+from serving_document import bodies, marked_example, refused, refused_at_start, with_parts
 from small_engine import small_config
 
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm.serve import TEMPLATE
-from picbench.engines.vllm.settings import PicSettings
+from picbench.engines.vllm.settings import MIDDLEWARE, PicSettings
 from picbench.run.remote import Endpoint, RemoteServer
 from picbench.store.records import ServedReply
 from picbench.workloads.testbed import model_path
@@ -42,9 +42,10 @@ MARKING = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}" + MARKING)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    settings = PicSettings(tiers="host:4MiB", pad_token=2, bos_token=0, marks=True)
+    marks = {"marks": True, "parts": ("documents", "breakpoints", "tools")}
+    settings = PicSettings(tiers="host:4MiB", pad_token=2, bos_token=0, **marks)
     limits: dict[str, Any] = {"max-model-len": CONTEXT, "num-gpu-blocks-override": 120}
-    limits |= {"max-num-seqs": 8, "chat-template": MARKING}
+    limits |= {"max-num-seqs": 8, "chat-template": MARKING, "middleware": MIDDLEWARE}
     folder = tmp_path_factory.mktemp("server")
     added = environment(folder)
     with http_server(model_path(), folder, settings, added, **limits) as server:
@@ -337,8 +338,94 @@ def test_marked_documents_are_reused_in_another_order(server, client):
     plain = json.loads(text.replace("<<doc>>", "").replace("<</doc>>", ""))
     status, answer = server.post(path, **plain, **limit)
     assert status == 200, answer
-    # A template marks documents itself.
-    assert (counted(answer)[1] < 32) == (client != "template")
+    # A template marks documents itself, and this server the results of tools.
+    assert (counted(answer)[1] < 32) == (client not in ("template", "tools"))
+
+
+def part(document: str, **more: Any) -> dict[str, Any]:
+    return {"type": "document", "text": document, **more}
+
+
+def source(document: str) -> dict[str, Any]:
+    data = {"type": "text", "media_type": "text/plain", "data": document}
+    return {"type": "document", "source": data}
+
+
+def ending(document: str) -> dict[str, Any]:
+    return {"type": "text", "text": document, "cache_control": {"type": "ephemeral"}}
+
+
+def asking(system: str, documents: Sequence[Any]) -> list[dict[str, Any]]:
+    return [said("system", system), {"role": "user", "content": [*documents]}]
+
+
+#: How clients send documents without marks.
+PARTS: dict[str, tuple[str, Callable[[str, Sequence[str]], dict[str, Any]]]] = {
+    "chat": (CHAT, lambda s, d: {"messages": asking(s, [part(one) for one in d])}),
+    "responses": (
+        "/v1/responses",
+        lambda s, d: {"instructions": s, "input": asking(s, [part(one) for one in d])[1:]},
+    ),
+    "messages": (
+        "/v1/messages",
+        lambda s, d: {"system": s, "messages": asking(s, [source(one) for one in d])[1:]},
+    ),
+    "breakpoints": (CHAT, lambda s, d: {"messages": asking(s, [ending(one) for one in d])}),
+    "cache control": (
+        "/v1/messages",
+        lambda s, d: {"system": s, "messages": asking(s, [ending(one) for one in d])[1:]},
+    ),
+    "tools": (
+        CHAT,
+        lambda s, d: {
+            "messages": [
+                message | {"content": message["content"].strip("</doc>")} for message in tools(s, d)
+            ]
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("client", PARTS)
+def test_documents_in_parts_are_reused_in_another_order(server, client):
+    path, body = PARTS[client]
+    limit = {"max_output_tokens": 4} if path == "/v1/responses" else {"max_tokens": 4}
+    orders = ((f"Say it as {client}.", DOCUMENTS), ("Be brief.", DOCUMENTS[::-1]))
+    answers = [server.post(path, **body(*order), **limit) for order in orders]
+    assert [status for status, _ in answers] == [200, 200], answers
+    prompt, reused = counted(answers[1][1])
+    assert 0.8 * prompt <= reused < prompt
+
+
+def test_parts_say_what_marks_say(server):
+    """The same prompt and reply, with one chunk compiled for both."""
+    documents = [f"Dee {number}. {document}" for number, document in enumerate(DOCUMENTS[:2])]
+    body = {"max_tokens": 6, "temperature": 0, "return_token_ids": True}
+    sent = [
+        [said("user", "\n".join([marked(*documents), QUESTION]))],
+        [{"role": "user", "content": [*map(part, documents), {"type": "text", "text": QUESTION}]}],
+    ]
+    answers = [server.post(CHAT, messages=messages, **body) for messages in sent]
+    assert [status for status, _ in answers] == [200, 200], answers
+    (_, one), (_, other) = answers
+    assert one["prompt_token_ids"] == other["prompt_token_ids"]
+    assert one["choices"][0]["token_ids"] == other["choices"][0]["token_ids"]
+    assert cached(one) < 32 < 200 < cached(other)
+
+
+def test_the_documented_chat_with_parts_is_served(server):
+    body = with_parts()
+    answers = [server.post(CHAT, **body, max_tokens=4, cache_salt="parts") for _ in range(2)]
+    assert [status for status, _ in answers] == [200, 200], answers
+
+
+def test_documents_that_are_no_text_get_400_and_their_place(server):
+    wrong = {"type": "document", "source": {"type": "base64", "data": "JVBE"}}
+    messages = [{"role": "user", "content": [wrong]}]
+    for path in (CHAT, "/v1/messages"):
+        status, answer = server.post(path, messages=messages, max_tokens=1)
+        assert status == 400, answer
+        assert answer["error"]["message"].startswith("messages[0].content[0]: a document of type")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import json
 import shlex
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from serving_document import bodies
 
 from picbench.engines.vllm.serve import TEMPLATE, ServerCommand, check_start, server_command
-from picbench.engines.vllm.settings import CONNECTOR
+from picbench.engines.vllm.settings import CONNECTOR, MIDDLEWARE
 from picbench.errors import ConfigError
 from picbench.workloads.testbed import model_path
 
@@ -43,6 +44,17 @@ def command(*flags: str, device: str = "cpu", **settings: Any) -> ServerCommand:
 def values(made: ServerCommand) -> dict[str, str]:
     """Flags with their values, those of the user apart."""
     return {flag[0]: " ".join(flag[1:]) for flag in made.flags[:-1]}
+
+
+def test_servers_that_read_marks_read_parts() -> None:
+    wanted = ("--middleware", MIDDLEWARE)
+    assert wanted in command(marks=True).flags
+    assert wanted not in command().flags
+    own = command("--middleware", "mine.Own", marks=True)
+    assert wanted in own.flags
+    assert own.flags[-1][:2] == ("--middleware", "mine.Own")
+    module, _, name = MIDDLEWARE.rpartition(".")
+    assert isinstance(getattr(import_module(module), name), type)
 
 
 def test_a_cpu_server_has_all_that_it_needs() -> None:
