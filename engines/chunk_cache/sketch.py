@@ -21,8 +21,7 @@ _NUMBERS = Struct("<x4I")
 class FrequencySketch:
     """A count-min sketch with ageing, as TinyLFU has it (arXiv 1512.00727): 512 KiB.
 
-    Counts may be too high, where chunks share counters in every row, and halve with age. Keys cover
-    the tenant, so that tenants do not share counts.
+    Counts may be too high, where chunks share counters in every row, and halve with age.
     """
 
     def __init__(self) -> None:

@@ -5,12 +5,13 @@ again, if it stays in the pool until then, and what later requests save is set a
 """
 
 from collections.abc import Collection, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.sketch import FrequencySketch
 from picbench.engines.costs import KNOTS, RequestSize
-from picbench.engines.planning.keys import Key
+from picbench.engines.planning.keys import Key, pack_numbers
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.planning.policy import Segment
 from picbench.engines.request import Choice
@@ -61,9 +62,26 @@ class Chooser:
         """No chunk was seen."""
         self._sketch = FrequencySketch()
 
+    def if_new(self, segments: Sequence[Segment], scope: str, text_hit: int) -> Choice | None:
+        """All text for a prompt of a tenant of which no chunk was seen before; None for others.
+
+        Such a prompt needs no plan, which takes far longer than this.
+        """
+        names, offers, at = _names(segments, scope), list[Offer](), 0
+        if any(map(self._sketch.count, names)):
+            return None
+        for name in dict.fromkeys(names):
+            self._sketch.note(name)
+        for segment in segments:
+            if segment.chunk:
+                offers.append(Offer(at, len(segment.tokens), 0, 1.0))
+            at += len(segment.tokens)
+        return choose(self.costs, PromptOffer(at, offers, text_hit))
+
     def choose(
         self,
         segments: Sequence[Segment],
+        scope: str,
         keys: Sequence[Key],
         plan: Plan,
         text_hit: int,
@@ -73,6 +91,7 @@ class Chooser:
         Of its text vLLM's prefix cache has the first `text_hit` tokens. Chunks that are missing,
         and that the prefix cache does not have either, are seen by this.
         """
+        named = dict(zip(keys, _names(segments, scope), strict=True))
         canonicals = {canonical.key: canonical for canonical in plan.canonicals}
         views, names = iter(plan.placed), iter(keys)
         picked = plan.picks.count // len(keys) if plan.picks else 0
@@ -87,7 +106,7 @@ class Chooser:
                     missing = self._missing(canonical)
                 if missing and key not in seen:
                     cached = at + tokens <= text_hit
-                    seen[key] = (self._sketch.count if cached else self._sketch.note)(key)
+                    seen[key] = (self._sketch.count if cached else self._sketch.note)(named[key])
                 offers.append(Offer(at, tokens, linked, missing, seen.get(key, 0)))
             at += tokens
         fresh = self._pool.find_first(page.key or b"" for page in plan.computed)
@@ -95,10 +114,10 @@ class Chooser:
         prompt = PromptOffer(at, offers, text_hit, plan_hit)
         return choose(self.costs, prompt, self._store.kept_share)
 
-    def note(self, plan: Plan) -> None:
-        """Chunks are seen that a request has by name, whatever would be sooner."""
-        for canonical in plan.canonicals:
-            self._sketch.note(canonical.key)
+    def note(self, segments: Sequence[Segment], scope: str) -> None:
+        """Chunks of a tenant are seen that are compiled, whatever would be sooner."""
+        for name in _names(segments, scope):
+            self._sketch.note(name)
 
     def _missing(self, canonical: Canonical) -> float:
         """The share of its compile that serving a chunk as one takes."""
@@ -108,6 +127,18 @@ class Chooser:
             return _LOAD
         # What another request waits for is there before this one.
         return 0.0 if self._store.get(canonical.key).owner else 1.0
+
+
+def _names(segments: Sequence[Segment], scope: str) -> list[Key]:
+    """What chunks of a tenant are counted by: hashes that take a fraction of their keys' time."""
+    tenant = blake2b(scope.encode())
+    names = list[Key]()
+    for segment in segments:
+        if segment.chunk:
+            name = tenant.copy()
+            name.update(pack_numbers(segment.tokens))
+            names.append(name.digest())
+    return names
 
 
 def choose(costs: MachineCosts, prompt: PromptOffer, kept: float = 1.0) -> Choice:

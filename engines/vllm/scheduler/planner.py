@@ -122,12 +122,16 @@ class RequestPlanner:
         lead, choice = args.spans[0][0], None
         try:
             with self._lock:
-                plan = self._lay_out(request, segments, algorithm, layout, lead)
+                scope, plan = layout.scope, None
                 if isinstance(algorithm, Auto):
-                    self.chooses = True
-                    choice = self._choose(request, args, segments, plan)
+                    self.chooses, hit = True, self._text_hit(request)
+                    if self._chooser and not (args.positions or args.slots):
+                        choice = self._chooser.if_new(segments, scope, hit)
+                    if choice is None:
+                        plan = self._lay_out(request, segments, algorithm, layout, lead)
+                        choice = self._choose(args, segments, scope, plan, hit)
                 elif self.chooses and self._chooser:
-                    self._chooser.note(plan)
+                    self._chooser.note(segments, scope)
                 if choice and len(choice.texts) == choice.chunks:
                     hash_prompt(request)
                     return PlannedPrompt(None, 0, args.tag, choice)
@@ -135,6 +139,8 @@ class RequestPlanner:
                     lead = next(s for i, (s, _) in enumerate(args.spans) if i not in choice.texts)
                     mixed = _with_texts(segments, choice.texts)
                     plan = self._lay_out(request, mixed, algorithm, layout, lead)
+                if plan is None:
+                    plan = self._lay_out(request, segments, algorithm, layout, lead)
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
         need = self._limits.check(Footprint.of(plan), request.max_tokens)
@@ -154,27 +160,24 @@ class RequestPlanner:
         return lay_out(arranged, algorithm.plan_chunk, layout, prefix_keys=keys, cache=pages)
 
     def _choose(
-        self,
-        request: "Request",
-        args: RequestArgs,
-        segments: Sequence[Segment],
-        plan: Plan,
+        self, args: RequestArgs, segments: Sequence[Segment], scope: str, plan: Plan, hit: int
     ) -> Choice:
         """How a request is served; what only makes sense in chunks is served as chunks."""
         keys = self._pages.keys
         if self._chooser is None or args.positions or args.slots or len(keys) != len(args.spans):
             return Choice(len(args.spans))
-        hit = self._text_hit(request)
-        return self._chooser.choose(segments, keys, plan, hit)
+        return self._chooser.choose(segments, scope, keys, plan, hit)
 
     def _text_hit(self, request: "Request") -> int:
         """Tokens that prefix caching finds of a prompt as text, hashed no further than about that.
 
         The prompt's last token is always computed.
         """
+        if self._pool is None:
+            return 0
         size, most = self.block_size, len(request.prompt_token_ids or ()) - 1
         tokens = found = size
-        while found == tokens and tokens <= most and self._pool is not None:
+        while found == tokens and tokens <= most:
             tokens *= 4
             found = size * len(self._pool.find_first(hash_lead(request, min(tokens, most))))
         return min(found, most) // size * size

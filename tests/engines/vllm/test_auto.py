@@ -82,12 +82,16 @@ def test_documents_are_compiled_when_they_recur_and_then_reused(
 def test_one_off_chunks_cost_no_compile_and_answer_as_prefix_caching(
     empty: Engine, draw: Any
 ) -> None:
+    planner: Any = empty._running.scheduler._planner
+    known = len(planner._pages)
     for number in range(6):
         chunks = [Chunk(tokens=draw(170, 1000 + 10 * number + i)) for i in range(3)]
         request = prompt(draw, chunks, 200 + number)
         found = ask(empty, request, logprobs=5)
         assert found.choice is not None and found.choice.texts == (0, 1, 2)
         assert compiled(found) == found.counts.linked == found.counts.padded == 0
+        # Nothing of a plan was made for it.
+        assert len(planner._pages) == known
         empty.reset()
         plain = Request([Text(tokens=found.prompt_tokens)])
         for same in (plain, Request(request.segments, "prefix")):
