@@ -73,7 +73,8 @@ class ChunkRecord:
     while others were in use. `size` is 0 unless the chunk is resident. `owner` is the id of the
     request that compiles or fetches it, `pins` are blocks referenced for `pin`, `tiers` is what is
     known of the tiers (UNKNOWN, LOOKUP, MISSING or REMOTE). `storing` is set while a chunk that was
-    compiled for copies waits for a tier. `last_use` and `lost_at` are in seconds of the clock.
+    compiled for copies waits for a tier. `missed` is why it was compiled last: it was new, was
+    evicted before, or a tier lost it. `last_use` and `lost_at` are in seconds of the clock.
     """
 
     key: Key
@@ -87,6 +88,7 @@ class ChunkRecord:
     tokens: int = 0
     hits: int = 0
     last_use: float = 0.0
+    missed: str = ""
     losses: int = 0
     lost_at: float = 0.0
 

@@ -41,6 +41,9 @@ _MAX_RECORDS = 1 << 15
 #: What became of so many compiled chunks counts; of earlier ones it counts half.
 _RECENT = 256
 
+#: At most this many evicted chunks are remembered to tell them from new ones.
+_MAX_EVICTED = 1 << 12
+
 #: A chunk that was lost this often counts as missing for this many seconds.
 _MAX_LOSSES, _BAN_S = 2, 60.0
 
@@ -87,6 +90,7 @@ class ChunkStore:
         # Pages that are being compiled, by number of chunks, and pages to be freed, by chunk.
         self._unfinished: Counter[Key] = Counter()
         self._leaving: dict[Key, Sequence[Key]] = {}
+        self._evicted: OrderedDict[Key, None] = OrderedDict()
         # Of chunks of late: those that a second request used, those that were evicted before.
         self._used_again = self._wasted = 0
 
@@ -143,6 +147,8 @@ class ChunkStore:
         """The request `owner` is going to compute a missing chunk."""
         record = self._record(canonical.key)
         record.enter(ChunkState.COMPILING)
+        evicted = "evicted" if canonical.key in self._evicted else "new"
+        record.missed = "lost" if record.losses else evicted
         if record.tiers is ChunkState.MISSING:
             # It is looked up again when it is needed after it was evicted.
             record.tiers = ChunkState.UNKNOWN
@@ -276,6 +282,9 @@ class ChunkStore:
                 self._store_evicted(record)
                 self._wasted += record.hits == 1 and not self._tiers
                 self._remove(record)
+                self._evicted[key] = None
+                if len(self._evicted) > _MAX_EVICTED:
+                    self._evicted.popitem(last=False)
         if not self._owners.get(page, True):
             del self._owners[page]
 

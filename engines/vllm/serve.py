@@ -20,7 +20,13 @@ from picbench.engines.config import physical_memory
 from picbench.engines.model_config import element_bytes, load_format, read_model_config, slot_bytes
 from picbench.engines.vllm.compat import PACKAGES, check_plug_in, check_version
 from picbench.engines.vllm.device import slow_short_types
-from picbench.engines.vllm.settings import KEY, MIDDLEWARE, PicSettings, plain_arguments
+from picbench.engines.vllm.settings import (
+    KEY,
+    MIDDLEWARE,
+    USAGE_MIDDLEWARE,
+    PicSettings,
+    plain_arguments,
+)
 from picbench.errors import ConfigError
 from picbench.plugins import version_of
 
@@ -103,14 +109,12 @@ def server_command(
     if not cpu:
         vllm = which("vllm", path=Path(sys.executable).parent) or "vllm"
         start = (vllm, "serve", ours.pop("model"))
+    words = (_words(*flag) for flag in ours.items() if flag[0] not in given)
+    # vLLM takes several.
+    added = (USAGE_MIDDLEWARE, *([MIDDLEWARE] if pic.marks else []))
     return ServerCommand(
         start=start,
-        flags=(
-            *(_words(*flag) for flag in ours.items() if flag[0] not in given),
-            # vLLM takes several.
-            *([("--middleware", MIDDLEWARE)] if pic.marks else []),
-            *filter(None, [flags]),
-        ),
+        flags=(*words, *(("--middleware", name) for name in added), *filter(None, [flags])),
         variables=_variables(config, given) if cpu else {},
         notes=tuple(note for _, _, note in chosen if note),
     )

@@ -32,6 +32,7 @@ CONNECTOR_MODULE = "picbench.engines.vllm.transfer.connector"
 
 #: What reads documents in parts of messages, for vLLM's flag of that name.
 MIDDLEWARE = "picbench.engines.vllm.frontend.document_parts.DocumentParts"
+USAGE_MIDDLEWARE = "picbench.engines.vllm.frontend.usage.UsageMiddleware"
 
 #: vLLM's stop reason of a request that `on_pressure` refused.
 REJECTED = "rejected: the KV pool is short of blocks"
@@ -50,7 +51,8 @@ class PicSettings(ChunkSettings):
     (``kvlink``). `positions` are those that the model has, where a request has room for more slots
     (None: max_model_len). `marks` around documents in prompts are read by servers: true for the
     default pair, or a pair (see `DocumentMarks`), and `parts` of messages are put between them (see
-    `KINDS`) where the server has the middleware. `on` gives engines of a device its default tiers.
+    `KINDS`) where the server has the middleware. With `usage` every answer says what became of its
+    prompt, unless its request does not want that. `on` gives engines of a device its default tiers.
     """
 
     pad_token: int = 0
@@ -59,6 +61,7 @@ class PicSettings(ChunkSettings):
     positions: int | None = None
     marks: bool | Sequence[str] | None = None
     parts: Sequence[str] = ("documents",)
+    usage: bool = False
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":
@@ -134,6 +137,7 @@ class PicSettings(ChunkSettings):
         yield "bos_token", self.bos_token is None or _is_id(self.bos_token), "a token id"
         yield "link_tokens", _are_ids(self.link_tokens), "a list of token ids"
         yield "keys_without_rope", isinstance(self.keys_without_rope, bool), "true or false"
+        yield "usage", isinstance(self.usage, bool), "true or false"
         yield "anchors", texts, "token ids by name"
         yield "temperatures", _are_temperatures(self.temperatures), "a list of numbers above 0"
         yield "positions", positions is None or _is_id(positions), "a number of positions"

@@ -32,6 +32,11 @@ from picbench.cli.options import options_of
     "--marks, only of these: marks are secret then.",
 )
 @click.option(
+    "--usage",
+    is_flag=True,
+    help="Say in usage.pic of every answer what became of the prompt, not only where it is asked.",
+)
+@click.option(
     "--show-command",
     is_flag=True,
     help="Print the command that would start the server, for a shell, and start nothing.",

@@ -24,6 +24,7 @@ from picbench.engines.vllm.compat import (
 from picbench.engines.vllm.device import cpu_shares
 from picbench.engines.vllm.frontend.engine_core import defer_hashing, plan_on_receipt
 from picbench.engines.vllm.frontend.request_args import ARGS, add_marked
+from picbench.engines.vllm.frontend.usage import keep_usage, note_usage
 from picbench.engines.vllm.marks import DocumentMarks
 from picbench.engines.vllm.settings import CPU_WORKER, REJECTED, PicSettings
 from picbench.errors import ConfigError, PicBenchError
@@ -52,6 +53,7 @@ def register() -> None:
     defer_hashing()
     plan_on_receipt()
     tell_reasons()
+    keep_usage()
     if not _registered():
         check_signature(InputProcessor.process_inputs, _OF_INPUTS)
         guarded = _guarded(InputProcessor.process_inputs)
@@ -184,6 +186,7 @@ def _telling(upstream: Callable[..., Any]) -> Callable[..., Any]:
         async with aclosing(upstream(self, *args, **kwargs)) as outputs:
             async for output in outputs:
                 check_output(output)
+                note_usage(output)
                 yield output
 
     generate.tells_reasons = True  # type: ignore[attr-defined]

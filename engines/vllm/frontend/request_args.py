@@ -18,6 +18,9 @@ With ``context=document`` a request gives the document of a chunk, whole or up t
 chunk, as token ids: ``"documents": [null, [7, 8, ...]]`` has an entry a span, and the flat
 ``"pic_documents": [0, 2, 7, 8]`` has the length of each document before its ids, 0 for none.
 
+``"usage": true`` (flat: ``pic_usage``) asks what became of the prompt
+(`scheduler/usage.py`).
+
 They are parsed once, on arrival, and replaced by a `RequestArgs`. When vLLM sends a request to
 another process, msgspec makes that a mapping of the same fields again.
 """
@@ -62,7 +65,7 @@ _ROWS = {
     "dependent": (2, "start, end, start, end, ..."),
 }
 
-_FLAT = tuple(_PREFIX + name for name in (*_ROWS, "algorithm", "documents"))
+_FLAT = tuple(_PREFIX + name for name in (*_ROWS, "algorithm", "documents", "usage"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ class RequestArgs:
 
     `tag` comes back with the request's cost. `positions` and `slots` say where tokens stand, if not
     one after the other, `documents` what stands before the chunks in theirs. `dependent` spans are
-    recomputed under any algorithm. `checked` requests were checked by who sends them, in the same
+    recomputed under any algorithm. `usage` says whether the answer tells what became of the prompt;
+    None leaves that to the server. `checked` requests were checked by who sends them, in the same
     process; clients cannot say so.
     """
 
@@ -82,6 +86,7 @@ class RequestArgs:
     slots: tuple[SlotSpan, ...] = ()
     documents: ChunkContexts = field(default_factory=ChunkContexts)
     dependent: tuple[Span, ...] = ()
+    usage: bool | None = None
     checked: bool = False
 
 
@@ -173,6 +178,10 @@ def read_args(
     for name, value in (("algorithm", algorithm), ("tag", tag)):
         if value is not None and not isinstance(value, str):
             raise ConfigError(f"the {name} is {value!r}, not a string")
+    usage = given.get("usage")
+    # vLLM's server reads true among flat arguments as 1.
+    if usage not in (None, False, True):
+        raise ConfigError(f"`usage` is {usage!r}", hint="use true or false")
     if algorithm is not None:
         registry.parse(algorithm)
     hint = "each span is [start, end] in prompt tokens"
@@ -186,6 +195,7 @@ def read_args(
         read_slots(given.get("slots", ()), spans),
         read_documents(given.get("documents"), spans, prompt),
         read_dependent(given.get("dependent", ()), spans, len(prompt)),
+        None if usage is None else bool(usage),
     )
 
 
@@ -201,6 +211,12 @@ def flat_args(request: Request, algorithm: str) -> dict[str, str | list[int]]:
             documents += [len(segment.document or ()), *map(int, segment.document or ())]
     found: dict[str, str | list[int]] = {"pic_algorithm": algorithm, "pic_spans": spans}
     return found | ({"pic_documents": documents} if any(documents) else {})
+
+
+def parsed_args(request: Any) -> RequestArgs | None:
+    """The arguments of a request if they were parsed before."""
+    params = request.sampling_params
+    return _parsed(params.extra_args) if params is not None else None
 
 
 def describes_chunks(extra_args: Mapping[str, Any] | None) -> bool:
@@ -317,4 +333,5 @@ def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
         for name, columns in _ROWS.items()
     }
     documents = documents_of_flat(flat.get("pic_documents"), "pic_documents")
-    return {**found, "algorithm": flat.get("pic_algorithm"), "documents": documents}
+    plain = {name: flat.get(_PREFIX + name) for name in ("algorithm", "usage")}
+    return {**found, **plain, "documents": documents}

@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 class Link:
     """A planned request: its plan, the blocks it references while it waits, and its counts.
 
-    `need` is the number of KV blocks that it can occupy. `loading` names the pages that tiers were
-    told to load into its own blocks, by chunk. `cost` is known once it was scheduled; `running`
+    `need` is the number of KV blocks that it can occupy, `keys` are those of its chunks, without
+    those served as text, in the prompt's order. `loading` names the pages that tiers were told to
+    load into its own blocks, by chunk. `cost` is known once it was scheduled; `running`
     says that it has blocks now.
     """
 
@@ -54,6 +55,7 @@ class Link:
     need: int
     tag: str | None
     choice: Choice | None = None
+    keys: tuple[Key, ...] = ()
     held: "dict[Key, KVCacheBlock]" = field(default_factory=dict)
     brought: Brought = field(default_factory=Brought)
     loading: dict[Key, Sequence[Key]] = field(default_factory=dict)
@@ -108,7 +110,7 @@ class Linker:
                 self._texts[request.request_id] = planned
                 return
             rewrite.apply_plan(request, planned.plan)
-            link = Link(planned.plan, planned.need, planned.tag, planned.choice)
+            link = Link(planned.plan, planned.need, planned.tag, planned.choice, planned.keys)
             self._links[request.request_id] = link
             self._store.lookup(planned.plan.canonicals)
             return
@@ -310,6 +312,10 @@ class Linker:
         """The plan of a planned request, or of a job's request; None for a plain one."""
         planned = self._links.get(request_id) or self._jobs.find(request_id)
         return planned.plan if planned else None
+
+    def link_of(self, request_id: str) -> Link | None:
+        """What is kept for a planned request; None for any other."""
+        return self._links.get(request_id)
 
     def tokens_of(self, request_id: str) -> TokenCounts | None:
         """The prompt's tokens of a planned request that was scheduled; None for any other."""

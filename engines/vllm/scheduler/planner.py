@@ -39,7 +39,7 @@ _MOST_TOKENS = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class PlannedPrompt:
-    """A request's plan, the KV blocks that it can occupy, and its tag.
+    """A request's plan, the KV blocks that it can occupy, its tag, and the `keys` of its chunks.
 
     Where it was chosen that all its chunks are served as text it is a plain request, without plan.
     """
@@ -48,6 +48,7 @@ class PlannedPrompt:
     need: int
     tag: str | None
     choice: Choice | None = None
+    keys: tuple[Key, ...] = ()
 
 
 class _NotedPages(PageCache):
@@ -141,10 +142,11 @@ class RequestPlanner:
                     plan = self._lay_out(request, mixed, algorithm, layout, lead)
                 if plan is None:
                     plan = self._lay_out(request, segments, algorithm, layout, lead)
+                keys = tuple(self._pages.keys)
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
         need = self._limits.check(Footprint.of(plan), request.max_tokens)
-        return PlannedPrompt(plan, need, args.tag, choice)
+        return PlannedPrompt(plan, need, args.tag, choice, keys)
 
     def _lay_out(
         self,

@@ -11,6 +11,7 @@ requests is dropped also where upstream refuses to (`reset_prefix_cache`, schedu
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from math import inf, nextafter
 from typing import Any
 
@@ -45,6 +46,7 @@ from picbench.engines.vllm.scheduler.machine_costs import MachineCosts, ModelSha
 from picbench.engines.vllm.scheduler.planner import RequestPlanner
 from picbench.engines.vllm.scheduler.pool import ChunkEvictions, Pool, listen
 from picbench.engines.vllm.scheduler.prompt_steps import PromptSteps
+from picbench.engines.vllm.scheduler.usage import UsageReports
 from picbench.engines.vllm.settings import REJECTED, WORKERS, PicSettings
 from picbench.engines.vllm.transfer.connector import PicConnector
 from picbench.errors import ConfigError, EngineError
@@ -71,6 +73,7 @@ class PicScheduler(Scheduler):
         self.linker = Linker(settings, self._planner, pool, self.jobs, self._faults)
         self._hooks = IsolatedLinker(self.linker, self._faults)
         self._prompt_steps = PromptSteps(costs, self.linker, self.jobs, time.time)
+        self._usage = UsageReports(self.linker, self.chunk_store, always=settings.usage)
         self._pool = pool
         self._hits = PromptHits(self.kv_cache_manager, pool, self.block_size)
         coordinator = self.kv_cache_manager.coordinator
@@ -113,6 +116,7 @@ class PicScheduler(Scheduler):
         self._end_failed()
         output = super().schedule(throttle_prefills)
         begun = [r.req_id for r in output.scheduled_new_reqs]
+        new = {name for name in begun if self.jobs.find(name) is None}
         begun += output.scheduled_cached_reqs.resumed_req_ids
         # Chunks before the requests that they are compiled for, which are counted then.
         for request_id in sorted(begun, key=lambda name: self.jobs.find(name) is None):
@@ -122,6 +126,9 @@ class PicScheduler(Scheduler):
             if self._is_planned(request) and not self.linker.is_own(request):
                 counts = self.linker.tokens_of(request.request_id)
                 self._hits.count(request, counts.loaded if counts else {})
+            if request_id in new:
+                count = partial(self._usage.on_scheduled, request, hit)
+                self._faults.succeeds("report a prompt's usage", None, count)
         if self._planner.chooses:
             self._prompt_steps.begin(output, self.requests, begun)
         self._tails.zero_new(output, self._block_ids)
@@ -152,6 +159,7 @@ class PicScheduler(Scheduler):
             client = outputs.setdefault(number, EngineCoreOutputs())
             client.outputs = [*client.outputs, answer]
         self._answers.clear()
+        self._usage.attach(outputs.values())
         return outputs
 
     def finish_requests(
@@ -159,6 +167,7 @@ class PicScheduler(Scheduler):
     ) -> list[Request]:
         """Finish also those of the linker's own requests that no request waits for any more."""
         finished = super().finish_requests(request_ids, finished_status)
+        self._usage.drop(finished)
         if orphans := self._hooks.orphans():
             super().finish_requests(orphans, RequestStatus.FINISHED_ABORTED)
         return finished

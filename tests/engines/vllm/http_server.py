@@ -133,7 +133,12 @@ def _command(model: Path, settings: PicSettings, without: str = "", **limits: An
         **limits,
     }
     given.pop(without, None)
-    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    flags = [
+        (f"--{name}", str(value))
+        for name, values in given.items()
+        for value in (values if isinstance(values, tuple) else (values,))
+    ]
+    words = [word for flag in flags for word in flag]
     return [sys.executable, *launcher, *filter(None, words)]
 
 

@@ -19,7 +19,7 @@ from small_engine import small_config
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm.serve import TEMPLATE
-from picbench.engines.vllm.settings import MIDDLEWARE, PicSettings
+from picbench.engines.vllm.settings import MIDDLEWARE, USAGE_MIDDLEWARE, PicSettings
 from picbench.run.remote import Endpoint, RemoteServer
 from picbench.store.records import ServedReply
 from picbench.workloads.testbed import model_path
@@ -45,7 +45,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     marks = {"marks": True, "parts": ("documents", "breakpoints", "tools")}
     settings = PicSettings(tiers="host:4MiB", pad_token=2, bos_token=0, **marks)
     limits: dict[str, Any] = {"max-model-len": CONTEXT, "num-gpu-blocks-override": 120}
-    limits |= {"max-num-seqs": 8, "chat-template": MARKING, "middleware": MIDDLEWARE}
+    limits |= {"max-num-seqs": 8, "chat-template": MARKING}
+    limits |= {"middleware": (MIDDLEWARE, USAGE_MIDDLEWARE)}
     folder = tmp_path_factory.mktemp("server")
     added = environment(folder)
     with http_server(model_path(), folder, settings, added, **limits) as server:
@@ -127,6 +128,86 @@ def test_usage_counts_what_was_sent_and_what_was_reused(server, prompt):
     usage = answer["usage"]
     assert usage["prompt_tokens"] == len(prompt["prompt"])
     assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
+
+
+def told(answer: Any) -> dict[str, Any]:
+    """What an answer says of its prompt; the parts are the whole, and vLLM's count is their sum."""
+    usage = answer["usage"]
+    found: dict[str, Any] = usage["pic"]
+    loaded = sum(found["loaded_tokens"].values())
+    reused = found["chunk_hit_tokens"] + found["prefix_hit_tokens"] + loaded
+    # Anthropic's `input_tokens` are those that were not cached.
+    others = ("cache_read_input_tokens", "cache_creation_input_tokens")
+    prompt = usage.get("prompt_tokens") or usage["input_tokens"]
+    prompt += sum(usage.get(name) or 0 for name in others)
+    assert reused + found["compiled_tokens"] + found["computed_tokens"] == prompt
+    assert not answer.get("kv_transfer_params")
+    if "prompt_tokens_details" in usage:
+        assert usage["prompt_tokens_details"]["cached_tokens"] == reused
+    return found
+
+
+def test_usage_says_what_became_of_a_prompt(server, prompt):
+    body = planned(prompt, "naive", max_tokens=3, temperature=0, cache_salt="told")
+    silent, header = server.client.post(COMPLETIONS, json={"model": MODEL, **body}), []
+    assert "pic" not in silent.json()["usage"] and "x-pic" not in silent.headers
+    body["vllm_xargs"]["pic_usage"] = True
+    for salt in ("told", "told later"):
+        asked = {"model": MODEL, **body, "cache_salt": salt, "stop": ["a", "e"]}
+        got = server.client.post(COMPLETIONS, json=asked)
+        header.append(got.headers["x-pic"])
+        found = told(got.json())
+        state = {"told": "hit", "told later": "compiled"}[salt]
+        assert [chunk["state"] for chunk in found["chunks"]] == [state] * 2
+        assert [n for chunk in found["chunks"] for n in chunk["span"]] == prompt["spans"]
+    assert header[0].startswith(f"hit={prompt['spans'][-1]}; prefix=0; compiled=0;")
+    assert header[1].startswith(f"hit=0; prefix=0; compiled={prompt['spans'][-1]};")
+    several = body | {"prompt": [body["prompt"]] * 2, "n": 2, "temperature": 1}
+    usage = server.post(COMPLETIONS, **several)[1]["usage"]
+    # vLLM's own count is that of the last prompt.
+    assert usage["pic"]["chunk_hit_tokens"] == 2 * prompt["spans"][-1]
+    assert [chunk["prompt"] for chunk in usage["pic"]["chunks"]] == [0, 0, 1, 1]
+
+
+def test_streams_say_it_with_their_usage(server, prompt):
+    body = planned(prompt, "naive", max_tokens=3, stream_options={"include_usage": True})
+    body["vllm_xargs"]["pic_usage"] = True
+    [*events, last] = server.stream(COMPLETIONS, **body)
+    assert len(told(last)["chunks"]) == 2
+    assert not any("pic" in (event.get("usage") or {}) for event in events)
+    messages = [said("user", marked(DOCUMENTS[0])), said("user", QUESTION)]
+    chat = {"messages": messages, "vllm_xargs": {"pic_usage": True}, "max_tokens": 3}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    [*_, last] = server.stream(CHAT, **chat, stream_options=options)
+    [chunk] = told(last)["chunks"]
+    assert chunk["state"] in ("hit", "compiled")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [], "max_tokens": 2}),
+        ("/v1/responses", {"input": "", "max_output_tokens": 2}),
+        ("/v1/messages", {"messages": [], "max_tokens": 2}),
+    ],
+)
+def test_every_interface_says_it(server, path, body):
+    text = f"{marked(DOCUMENTS[1])}{QUESTION}"
+    given = {"messages": [said("user", text)], "input": text}
+    asked = {name: given.get(name, value) for name, value in body.items()}
+    asked["vllm_xargs"] = {"pic_usage": True, "pic_algorithm": "naive"}
+    status, answer = server.post(path, **asked)
+    assert status == 200, answer
+    [chunk] = told(answer)["chunks"]
+    assert chunk["state"] in ("hit", "compiled")
+    asked |= {"stream_options": {"include_usage": True}} if path == CHAT else {}
+    lines = server.client.post(path, json={"model": MODEL, "stream": True, **asked}).text.split(
+        "\n"
+    )
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line[:7] == "data: {"]
+    usages = [(event.get("response") or event).get("usage") or {} for event in events]
+    [found] = [usage["pic"] for usage in usages if "pic" in usage]
+    assert [chunk["state"] for chunk in found["chunks"]] == ["hit"]
 
 
 def test_ten_tenants_have_nothing_cached_and_then_their_own(server, prompt):

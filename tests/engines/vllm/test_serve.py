@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from serving_document import bodies
 
 from picbench.engines.vllm.serve import TEMPLATE, ServerCommand, check_start, server_command
-from picbench.engines.vllm.settings import CONNECTOR, MIDDLEWARE
+from picbench.engines.vllm.settings import CONNECTOR, MIDDLEWARE, USAGE_MIDDLEWARE
 from picbench.errors import ConfigError
 from picbench.workloads.testbed import model_path
 
@@ -49,12 +49,14 @@ def values(made: ServerCommand) -> dict[str, str]:
 def test_servers_that_read_marks_read_parts() -> None:
     wanted = ("--middleware", MIDDLEWARE)
     assert wanted in command(marks=True).flags
+    assert ("--middleware", USAGE_MIDDLEWARE) in command(marks=True).flags
     assert wanted not in command().flags
     own = command("--middleware", "mine.Own", marks=True)
     assert wanted in own.flags
     assert own.flags[-1][:2] == ("--middleware", "mine.Own")
-    module, _, name = MIDDLEWARE.rpartition(".")
-    assert isinstance(getattr(import_module(module), name), type)
+    for path in (MIDDLEWARE, USAGE_MIDDLEWARE):
+        module, _, name = path.rpartition(".")
+        assert isinstance(getattr(import_module(module), name), type)
 
 
 def test_a_cpu_server_has_all_that_it_needs() -> None:

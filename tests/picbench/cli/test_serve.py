@@ -71,6 +71,13 @@ def test_marks_are_settings_of_the_engine(given: str, field: str) -> None:
     assert field in CliRunner().invoke(main, words).stdout
 
 
+def test_every_answer_may_tell_its_usage() -> None:
+    words = ("serve", "testbed", "--usage", "--show-command", "--dtype", "float32")
+    found = CliRunner().invoke(main, words).stdout
+    assert '"usage": true' in found
+    assert "--middleware picbench.engines.vllm.frontend.usage.UsageMiddleware" in found
+
+
 def test_a_folder_is_served_by_its_path(llama: Path) -> None:
     found = CliRunner().invoke(main, ("serve", str(llama), "--show-command"))
     assert found.exit_code == 0, found.stderr

@@ -39,6 +39,8 @@ def read_args(extra, prompt_tokens):
             {"pic_spans": [1, 4], "pic_dependent": [1, 2, 4, 9]},
             RequestArgs(((1, 4),), dependent=((1, 2), (4, 9))),
         ),
+        ({"usage": True}, {"pic_usage": 1}, RequestArgs((), usage=True)),
+        ({"usage": False}, {"pic_usage": False}, RequestArgs((), usage=False)),
         # Separators in the prompt may say where these are: they need no spans.
         ({"positions": [[0, 5]]}, {"pic_positions": [0, 5]}, RequestArgs((), positions=((0, 5),))),
         ({"dependent": [[1, 3]]}, {"pic_dependent": [1, 3]}, RequestArgs((), dependent=((1, 3),))),

@@ -69,14 +69,15 @@ class Bench:
         max_tokens: int = 1,
         priority: int = 0,
         tag: str | None = None,
+        usage: bool | None = None,
     ) -> Any:
         """A request for chunks and a question after them."""
         spans, tokens = list[list[int]](), list[int]()
         for chunk in chunks:
             spans.append([len(tokens), len(tokens) + len(chunk)])
             tokens += chunk
-        pic = {"spans": spans, "algorithm": algorithm, "tag": tag}
-        extra = {"pic": pic} if chunks else None
+        pic = {"spans": spans, "algorithm": algorithm, "tag": tag, "usage": usage}
+        extra = {"pic": pic} if chunks or usage is not None else None
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
         request = Request(
             name,

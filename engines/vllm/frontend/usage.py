@@ -1,0 +1,188 @@
+"""What became of a prompt, in the `usage` of a server's answer and in a header.
+
+Engines tell it with the first output of a request that asks for it (`scheduler/usage.py`), as
+`kv_transfer_params`, which vLLM's servers only pass on in answers that are not streamed.
+`UsageMiddleware` (vLLM's flag `--middleware`) puts it where clients look for token counts.
+
+Upstream: vllm/v1/engine/output_processor.py:306 of vLLM 0.32.0, `RequestState.make_request_output`,
+which is extended: other outputs than the first have its `kv_transfer_params`, too.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from picbench.engines.vllm.compat import check_signature
+from picbench.engines.vllm.frontend.request_args import ARGS
+
+#: Reports of the prompts of one HTTP request, by vLLM's ids.
+Reports = dict[str, dict[str, Any]]
+
+#: The reports of the HTTP request that is being answered: all tasks that answer it have it.
+_REPORTS: ContextVar[Reports | None] = ContextVar("_REPORTS", default=None)
+
+#: Upstream `RequestState.make_request_output`.
+_OF_OUTPUT = (
+    "self, new_token_ids, pooling_output, finish_reason, stop_reason, kv_transfer_params, "
+    "ec_transfer_params, error"
+)
+
+
+def keep_usage() -> None:
+    """Have all outputs of a request, and of its samples, tell what the first one does."""
+    from vllm.v1.engine.output_processor import RequestState
+
+    upstream = RequestState.make_request_output
+    if getattr(upstream, "keeps_usage", False):
+        return
+    check_signature(upstream, _OF_OUTPUT)
+
+    @wraps(upstream)
+    def make_request_output(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output: Any = upstream(self, *args, **kwargs)
+        given = kwargs.get("kv_transfer_params") or (args[4] if len(args) > 4 else None)
+        # A prompt with several samples is one prompt: the first sample computed it.
+        keeper = self.parent_req or self
+        if given and ARGS in given:
+            keeper.pic_usage = getattr(keeper, "pic_usage", given[ARGS])
+        if output is not None and (report := getattr(keeper, "pic_usage", None)):
+            output.kv_transfer_params = {**(output.kv_transfer_params or {}), ARGS: report}
+        return output
+
+    make_request_output.keeps_usage = True  # type: ignore[attr-defined]
+    RequestState.make_request_output = make_request_output  # type: ignore[method-assign]
+
+
+def note_usage(output: Any) -> None:
+    """Note what a `RequestOutput` tells, where a server's request is being answered."""
+    reports, told = _REPORTS.get(), output.kv_transfer_params
+    if reports is not None and told and ARGS in told:
+        reports[output.request_id] = told[ARGS]
+
+
+def joined(reports: Reports) -> dict[str, Any]:
+    """The reports of all prompts of a request as one; chunks have the number of their prompt."""
+    # vLLM numbers the prompts at the end of their ids.
+    ordered = [reports[name] for name in sorted(reports, key=lambda name: (len(name), name))]
+    if len(ordered) == 1:
+        return ordered[0]
+    every: dict[str, Any] = {name: sum(r[name] for r in ordered) for name in _numbers(ordered[0])}
+    loaded = sum((Counter(report["loaded_tokens"]) for report in ordered), Counter[str]())
+    chunks = [{"prompt": n, **c} for n, report in enumerate(ordered) for c in report["chunks"]]
+    return every | {"loaded_tokens": dict(loaded), "chunks": chunks}
+
+
+def header(report: Mapping[str, Any]) -> str:
+    """A report's tokens in short: ``hit=1234; prefix=16; loaded=0; compiled=0; ...``."""
+    found = {name.removesuffix("_tokens"): report[name] for name in _numbers(report)}
+    found = {"hit": found.pop("chunk_hit"), "prefix": found.pop("prefix_hit")} | found
+    found["loaded"] = sum(report["loaded_tokens"].values())
+    return "; ".join(f"{name}={count}" for name, count in found.items())
+
+
+class UsageMiddleware:
+    """ASGI middleware that adds `usage.pic`, and the header `x-pic` where nothing is streamed.
+
+    Answers of requests that do not ask for it pass through unchanged.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        reports: Reports = {}
+        token = _REPORTS.set(reports)
+        try:
+            await self._app(scope, receive, _Answer(reports, send))
+        finally:
+            _REPORTS.reset(token)
+
+
+class _Answer:
+    """The messages of one answer on their way to the client."""
+
+    def __init__(self, reports: Reports, send: Send) -> None:
+        self._reports = reports
+        self._send = send
+        self._start: Message | None = None
+        self._body = b""
+
+    async def __call__(self, message: Message) -> None:
+        """Pass a message on, with what is known of the prompts."""
+        if not self._reports or not message["type"].startswith("http."):
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            # vLLM has the whole answer before it begins to send JSON.
+            if _is_json(message):
+                self._start = message
+            else:
+                await self._send(message)
+        elif self._start is None:
+            body = _with_events(message.get("body", b""), self._reports)
+            await self._send({**message, "body": body})
+        else:
+            self._body += message.get("body", b"")
+            if not message.get("more_body"):
+                await self._send_whole(self._start)
+
+    async def _send_whole(self, start: Message) -> None:
+        report = joined(self._reports)
+        try:
+            answer = json.loads(self._body)
+        except ValueError:
+            answer = None
+        if _add(answer, report):
+            self._body = _dumped(answer)
+        added = {b"content-length": str(len(self._body)), b"x-pic": header(report)}
+        kept = [(name, value) for name, value in start["headers"] if name.lower() not in added]
+        headers = [*kept, *((name, value.encode()) for name, value in added.items())]
+        await self._send({**start, "headers": headers})
+        await self._send({"type": "http.response.body", "body": self._body})
+
+
+def _is_json(start: Message) -> bool:
+    kinds = (value for name, value in start["headers"] if name.lower() == b"content-type")
+    return any(kind.startswith(b"application/json") for kind in kinds)
+
+
+def _with_events(body: bytes, reports: Reports) -> bytes:
+    """Whole server-sent events, in which the last usage has the reports."""
+    if b'"usage"' not in body:
+        return body
+    lines = body.decode().split("\n")
+    for number, line in enumerate(lines):
+        if line.startswith("data: {"):
+            event = json.loads(line.removeprefix("data: "))
+            # With `continuous_usage_stats`, events with text have a usage of their own.
+            if not event.get("choices") and _add(event, joined(reports)):
+                lines[number] = f"data: {_dumped(event).decode()}"
+    return "\n".join(lines).encode()
+
+
+def _add(answer: Any, report: dict[str, Any]) -> bool:
+    """Add a report to an answer's usage, or to that of the response in an event; if it has one."""
+    if not isinstance(answer, dict):
+        return False
+    found = answer if answer.get("usage") else answer.get("response")
+    if not isinstance(found, dict) or not isinstance(found.get("usage"), dict):
+        return False
+    found["usage"]["pic"] = report
+    params = found.get("kv_transfer_params")
+    if params:
+        found["kv_transfer_params"] = {k: v for k, v in params.items() if k != ARGS} or None
+    return True
+
+
+def _numbers(report: Mapping[str, Any]) -> Iterable[str]:
+    return [name for name, value in report.items() if isinstance(value, int)]
+
+
+def _dumped(answer: Any) -> bytes:
+    """JSON as vLLM's servers write it."""
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
