@@ -72,8 +72,8 @@ def refused() -> list[tuple[dict[str, Any], str]]:
 
 
 def refused_at_start() -> list[tuple[str, str]]:
-    """Which flag is left out, and the line that says so; the flag without dashes."""
-    return [(flag.removeprefix("--").split()[0], line) for flag, line in _table("without")]
+    """Flags that contradict picbench, and the line that says so."""
+    return _table("flag")
 
 
 def _blocks(language: str) -> list[str]:

@@ -69,15 +69,23 @@ FOREIGN = {
     "--api-server-count",
     "--block-size",
     "--chat-template",
+    "--enable-prefix-caching",
     "--enable-prompt-tokens-details",
+    "--enforce-eager",
+    "--gpu-memory-utilization",
+    "--kv-cache-memory-bytes",
     "--kv-transfer-config",
+    "--load-format",
     "--max-cudagraph-capture-size",
     "--max-model-len",
     "--middleware",
+    "--no-async-scheduling",
+    "--no-enable-prefix-caching",
     "--port",
     "--scheduler-cls",
     "--served-model-name",
     "--shutdown-timeout",
+    "--worker-cls",
 }
 #: A test by its file and its name.
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")

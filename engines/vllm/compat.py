@@ -16,11 +16,10 @@ from picbench.engines.algorithms import find_tokens, parse
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.vllm.settings import (
     ASYNC_SCHEDULER,
+    CHECKED,
     CONNECTOR,
     CONNECTOR_MODULE,
     KEY,
-    SCHEDULER,
-    WORKERS,
     PicSettings,
 )
 from picbench.errors import ConfigError
@@ -89,18 +88,18 @@ def check_config(config: Any) -> None:
     _check_replicas(config)
 
 
-def check_frontend(config: Any) -> None:
-    """Raise ConfigError if a `VllmConfig` names a part of picbench, and others are wrong.
+def check_completed(config: Any) -> None:
+    """Raise ConfigError unless the plug-in checked a `VllmConfig` where its engine was started.
 
-    These are the KV connector, the settings, if there are any, and data parallelism. This is for
-    the process that is about to start an engine: of a refusal in the engine's own processes it only
-    says that one failed, after the tracebacks of all of them.
+    vLLM ignores arguments of requests that it does not know, so a frontend without the plug-in
+    would have requests with chunks served as ordinary ones.
     """
-    scheduler, worker = config.scheduler_config.scheduler_cls, config.parallel_config.worker_cls
-    if scheduler in (SCHEDULER, ASYNC_SCHEDULER) or worker in WORKERS:
-        _check_connector(config)
-        _check_replicas(config)
-        read_settings(config)
+    if not config.additional_config.get(CHECKED):
+        check_plug_in()
+        raise ConfigError(
+            "picbench's plug-in is not loaded where the engine is started",
+            hint="make the configuration by vLLM's EngineArgs.create_engine_config",
+        )
 
 
 def read_settings(config: Any) -> PicSettings | None:

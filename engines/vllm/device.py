@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.vllm.settings import FORCED_TOKENS
+from picbench.engines.config import BLOCK_SIZE, physical_memory
+from picbench.engines.model_config import slot_bytes
+from picbench.engines.vllm.settings import CPU_WORKER, FORCED_TOKENS
 from picbench.errors import ConfigError
 
 
@@ -95,6 +96,24 @@ def cpu_shares(config: Any) -> dict[str, int | None]:
         elif lists := (found := OMPProcessManager(config)).cpu_lists:
             threads, reserved = min(map(len, lists)), len(found.reserved_cpu_list)
     return {"threads": threads, "reserved_cores": reserved}
+
+
+def reserve_cores(config: Any) -> None:
+    """Have the CPU workers of a `VllmConfig` leave as many cores to others as in stock vLLM.
+
+    With a KV connector vLLM reserves a second core for each worker, and none at all if there are
+    not more (vllm/utils/ompmultiprocessing.py): on two cores a worker's threads take both, and the
+    server's own processes wait for them. A value that the user has set stays.
+    """
+    if config.parallel_config.worker_cls == CPU_WORKER:
+        workers = str(config.parallel_config.local_world_size)
+        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", workers)
+
+
+def pool_gib(model: Mapping[str, Any], slots: int) -> int:
+    """GiB of KV on a CPU: two requests of `slots`, and at most half of the memory."""
+    wanted = 2 * slots * slot_bytes(model, "float32")
+    return max(1, min(-(-wanted >> 30), physical_memory() >> 31))
 
 
 def slow_short_types() -> str | None:

@@ -88,6 +88,10 @@ def launch(config: EngineConfig) -> Launched:
     context = _context(config, model)
     arguments = _common_arguments(config, device)
     if config.stock:
+        from picbench.engines.vllm.frontend.patches import extend_frontend
+
+        # vLLM would serve requests with chunks as ordinary ones.
+        extend_frontend()
         caching = parse(config.algorithm).reuse is Reuse.PREFIX
         arguments |= {"block_size": device.stock_block_size, "enable_prefix_caching": caching}
         capacity = context

@@ -16,17 +16,10 @@ from shutil import which
 from typing import Any, NoReturn
 
 from picbench.engines.chunk_cache.tiers.notation import probe_tiers
-from picbench.engines.config import physical_memory
-from picbench.engines.model_config import element_bytes, load_format, read_model_config, slot_bytes
+from picbench.engines.model_config import element_bytes, load_format, read_model_config
 from picbench.engines.vllm.compat import PACKAGES, check_plug_in, check_version
-from picbench.engines.vllm.device import slow_short_types
-from picbench.engines.vllm.settings import (
-    KEY,
-    MIDDLEWARE,
-    USAGE_MIDDLEWARE,
-    PicSettings,
-    plain_arguments,
-)
+from picbench.engines.vllm.device import pool_gib, slow_short_types
+from picbench.engines.vllm.settings import KEY, PicSettings, plain_arguments
 from picbench.errors import ConfigError
 from picbench.plugins import version_of
 
@@ -111,7 +104,7 @@ def server_command(
         start = (vllm, "serve", ours.pop("model"))
     words = (_words(*flag) for flag in ours.items() if flag[0] not in given)
     # vLLM takes several.
-    added = (USAGE_MIDDLEWARE, *([MIDDLEWARE] if pic.marks else []))
+    added = pic.middleware
     return ServerCommand(
         start=start,
         flags=(*words, *(("--middleware", name) for name in added), *filter(None, [flags])),
@@ -192,11 +185,9 @@ def _variables(config: Mapping[str, Any], given: Mapping[str, str]) -> dict[str,
 
 
 def _pool_size(config: Mapping[str, Any], given: Mapping[str, str]) -> int:
-    """GiB of KV: what two requests of the longest context take, and at most half of the memory."""
     asked = given.get("max-model-len", "").partition(" ")[2]
     slots = int(asked) if asked.isdigit() else int(config.get("max_position_embeddings") or 0)
-    wanted = 2 * slots * slot_bytes(config, "float32")
-    return max(1, min(-(-wanted >> 30), physical_memory() >> 31))
+    return pool_gib(config, slots)
 
 
 def _installed() -> str | None:

@@ -22,6 +22,9 @@ from picbench.errors import ConfigError
 #: The key of the settings in `additional_config`.
 KEY = "pic"
 
+#: The key beside it that the plug-in sets in the process that has checked the engine's arguments.
+CHECKED = "pic_checked"
+
 SCHEDULER = "picbench.engines.vllm.scheduler.scheduler.PicScheduler"
 ASYNC_SCHEDULER = "picbench.engines.vllm.scheduler.scheduler.PicAsyncScheduler"
 CPU_WORKER = "picbench.engines.vllm.worker.cpu.worker.PicCPUWorker"
@@ -143,6 +146,11 @@ class PicSettings(ChunkSettings):
         yield "positions", positions is None or _is_id(positions), "a number of positions"
         for name, words in CHOICES.items():
             yield name, getattr(self, name) in words, " or ".join(words)
+
+    @property
+    def middleware(self) -> tuple[str, ...]:
+        """What servers need for `usage` and, with `marks`, for `parts`."""
+        return (USAGE_MIDDLEWARE, *([MIDDLEWARE] if self.marks else []))
 
     @property
     def shares_tiers(self) -> bool:

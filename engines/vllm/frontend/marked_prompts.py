@@ -18,7 +18,7 @@ from typing import Any
 
 from picbench.dummy_prefix import inside_prompt
 from picbench.engines.vllm.compat import check_signature
-from picbench.engines.vllm.frontend.plugin import RequestError
+from picbench.engines.vllm.frontend.patches import RequestError
 from picbench.engines.vllm.frontend.request_args import ARGS
 from picbench.engines.vllm.marks import DocumentMarks, TextSpan
 from picbench.errors import ConfigError

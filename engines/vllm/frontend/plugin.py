@@ -1,222 +1,90 @@
-"""The `vllm.general_plugins` entry point, which checks engines at start and requests on arrival.
+"""The `vllm.general_plugins` entry point, which does nothing until an engine asks for `pic`.
 
-vLLM ignores unknown `extra_args`, so an engine without picbench would serve a PIC request as an
-ordinary one, and an exception in the scheduler ends the engine. Requests are therefore checked
-before they are sent to the engine core. In engine cores prompts with chunks are planned where
-requests are received, and hashed by the scheduler; servers tell their clients why a request failed.
+vLLM loads it in all of its processes, of any release and of servers that have nothing to do with
+picbench. So nothing is imported here but of Python, and nothing is checked. Two methods of
+`EngineArgs`, which every engine is started with, pass on what they are called with, and arguments
+that ask for `pic` are first completed (`picbench.engines.vllm.frontend.engine_args`).
 """
 
-import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
-from functools import cache, wraps
+import sys
+from collections.abc import Callable
+from functools import wraps
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
 from typing import Any
 
-from prometheus_client import Gauge
-from vllm.exceptions import GenerationError, RetryableRequestError, VLLMValidationError
-
-from picbench.engines.vllm.compat import (
-    check_frontend,
-    check_plug_in,
-    check_signature,
-    check_version,
-)
-from picbench.engines.vllm.device import cpu_shares
-from picbench.engines.vllm.frontend.engine_core import defer_hashing, plan_on_receipt
-from picbench.engines.vllm.frontend.request_args import ARGS, add_marked
-from picbench.engines.vllm.frontend.usage import keep_usage, note_usage
-from picbench.engines.vllm.marks import DocumentMarks
-from picbench.engines.vllm.settings import CPU_WORKER, REJECTED, PicSettings
-from picbench.errors import ConfigError, PicBenchError
-from picbench.kernels.first_calls import settle_first_calls
-
-#: Upstream `InputProcessor.process_inputs` (vllm/v1/engine/input_processor.py:373), which offline
-#: and online requests share and which is the first to have a prompt's tokens.
-_OF_INPUTS = (
-    "self, request_id, prompt, params, supported_tasks, arrival_time, lora_request, "
-    "tokenization_kwargs, trace_headers, priority, data_parallel_rank, resumable, session_id, "
-    "kv_hints"
-)
-
-#: Upstream `InputProcessor.__init__` (vllm/v1/engine/input_processor.py:42), which offline and
-#: online engines call before they start an engine core.
-_OF_PROCESSOR = "self, vllm_config, renderer, mm_registry"
+#: The module of `EngineArgs`. Engine cores and workers never import it.
+_MODULE = "vllm.engine.arg_utils"
 
 
 def register() -> None:
-    """Install the checks; vLLM calls this in each of its processes, possibly more than once."""
-    from vllm.v1.engine.input_processor import InputProcessor
-
-    check_version()
-    # Each process makes its model's table of RoPE later, with many threads.
-    settle_first_calls()
-    defer_hashing()
-    plan_on_receipt()
-    tell_reasons()
-    keep_usage()
-    if not _registered():
-        check_signature(InputProcessor.process_inputs, _OF_INPUTS)
-        guarded = _guarded(InputProcessor.process_inputs)
-        InputProcessor.process_inputs = guarded  # type: ignore[method-assign]
-        check_signature(InputProcessor.__init__, _OF_PROCESSOR)
-        InputProcessor.__init__ = _checked(InputProcessor.__init__)  # type: ignore[method-assign]
+    """Have arguments of engines read; vLLM calls this in each of its processes."""
+    if _MODULE in sys.modules:
+        _extend(sys.modules[_MODULE])
+    elif not any(isinstance(finder, _AtImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AtImport())
 
 
-def check_registered() -> None:
-    """Raise ConfigError in a process in which vLLM has not loaded the plug-in."""
-    if not _registered():
-        check_plug_in()
-        raise ConfigError(
-            "picbench's plug-in is not loaded", hint="start the engine in a process of its own"
-        )
+class _AtImport(MetaPathFinder):
+    """Extends `EngineArgs` once its module is imported: that takes a second, and few need it."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """The module's own spec; None for other modules, as other finders find them."""
+        if fullname != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = find_spec(fullname)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                _extend(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
 
 
-def _registered() -> bool:
-    from vllm.v1.engine.input_processor import InputProcessor
+def _extend(module: Any) -> None:
+    kind: Any = getattr(module, "EngineArgs", None)
+    create = getattr(kind, "create_engine_config", None)
+    read = getattr(getattr(kind, "from_cli_args", None), "__func__", None)
+    if create is None or read is None or hasattr(create, "reads_pic"):
+        return
+    kind.create_engine_config = _creating(create)
+    kind.from_cli_args = classmethod(_reading(read))
 
-    return getattr(InputProcessor.process_inputs, "guards_pic", False)
 
-
-def _checked(upstream: Callable[..., None]) -> Callable[..., None]:
+def _creating(upstream: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(upstream)
-    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        check_frontend(vllm_config)
-        _share_cpu(vllm_config)
-        upstream(self, vllm_config, *args, **kwargs)
-        settings = PicSettings.given(vllm_config.additional_config)
-        if (marks := DocumentMarks.of(settings and settings.marks)) is not None:
-            from picbench.engines.vllm.frontend.marked_prompts import read_marks
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _asks(self):
+            return upstream(self, *args, **kwargs)
+        from picbench.engines.vllm.frontend.engine_args import create
 
-            read_marks(self.renderer, marks)
+        return create(upstream, self, *args, **kwargs)
 
-    return init
+    create_engine_config.reads_pic = True  # type: ignore[attr-defined]
+    return create_engine_config
 
 
-def _share_cpu(config: Any) -> None:
-    """Leave as many cores to others as stock vLLM does, and show the shares among the metrics.
-
-    With a KV connector vLLM reserves a second core for each worker, and none at all if there are
-    not more (vllm/utils/ompmultiprocessing.py): on two cores a worker's threads take both, and the
-    server's own processes wait for them. A value that the user has set stays.
-    """
-    if config.parallel_config.worker_cls == CPU_WORKER:
-        workers = str(config.parallel_config.local_world_size)
-        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", workers)
-    for name, share in cpu_shares(config).items():
-        if share is not None:
-            _gauge(f"picbench:{name}").set(share)
-
-
-@cache
-def _gauge(name: str) -> Gauge:
-    return Gauge(name, "See cpu_shares in picbench.engines.vllm.device.", multiprocess_mode="max")
-
-
-def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    from picbench.engines.algorithms import Registry
-    from picbench.engines.vllm.frontend import limits
-
-    registry = Registry()
-
+def _reading(upstream: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(upstream)
-    def process_inputs(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
-        request = upstream(self, request_id, prompt, *args, **kwargs)
-        try:
-            if isinstance(prompt, dict) and ARGS in prompt:
-                add_marked(request, prompt[ARGS])
-            limits.check_request(self.vllm_config, request, registry, shorten=True)
-        except PicBenchError as error:
-            raise RequestError(error.message, hint=error.hint) from error
-        return request
+    def from_cli_args(cls: Any, args: Any, *more: Any, **kwargs: Any) -> Any:
+        found = upstream(cls, args, *more, **kwargs)
+        if _asks(found):
+            from picbench.engines.vllm.frontend.engine_args import complete_command
 
-    process_inputs.guards_pic = True  # type: ignore[attr-defined]
-    return process_inputs
+            complete_command(found, args)
+        return found
+
+    return from_cli_args
 
 
-class RequestError(ConfigError, VLLMValidationError, ValueError):
-    """A refused request, as the error that vLLM's callers handle.
-
-    Its servers answer a `VLLMValidationError` with 400 and the message; of other errors, ValueError
-    among them, `AsyncLLM.generate` (vllm/v1/engine/async_llm.py) makes a 500 without one. Callers
-    of the offline engines expect a ValueError.
-    """
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.parameter: str | None = None
-        self.value: Any = None
-
-
-#: Upstream `AsyncLLM.generate` (vllm/v1/engine/async_llm.py:698).
-_OF_GENERATE = (
-    "self, prompt, sampling_params, request_id, prompt_text, lora_request, tokenization_kwargs, "
-    "trace_headers, priority, data_parallel_rank, session_id, kv_hints, reasoning_ended, "
-    "reasoning_parser_kwargs"
-)
-
-#: Upstream `ParentRequest.get_outputs` (vllm/v1/engine/parallel_sampling.py:102).
-_OF_SAMPLES = "self, child_request_id, completion_output"
-
-
-def tell_reasons() -> None:
-    """Have vLLM's server say why a request ended with an error; done again, it does nothing.
-
-    A request that a fault ends has the reason as its stop reason (`PicScheduler`). Of the finish
-    reason "error" vLLM's server makes a 500 without it (vllm/entrypoints/generate/base/serving.py,
-    `_raise_if_error`). `AsyncLLM.generate`, which all of its endpoints call, is therefore extended:
-    it raises the error that the server answers with. Of several samples that are not streamed,
-    upstream keeps what ended until all have; one that failed is passed on at once, so that its
-    siblings, which nothing will read, are aborted.
-    """
-    from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.engine.parallel_sampling import ParentRequest
-
-    if not getattr(AsyncLLM.generate, "tells_reasons", False):
-        check_signature(AsyncLLM.generate, _OF_GENERATE)
-        check_signature(ParentRequest.get_outputs, _OF_SAMPLES)
-        AsyncLLM.generate = _telling(AsyncLLM.generate)  # type: ignore[method-assign]
-        early = _early(ParentRequest.get_outputs)
-        ParentRequest.get_outputs = early  # type: ignore[method-assign]
-
-
-def _telling(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(upstream)
-    async def generate(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        # Closed after an error, upstream aborts what else was sampled for the request.
-        async with aclosing(upstream(self, *args, **kwargs)) as outputs:
-            async for output in outputs:
-                check_output(output)
-                note_usage(output)
-                yield output
-
-    generate.tells_reasons = True  # type: ignore[attr-defined]
-    return generate
-
-
-def _early(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(upstream)
-    def get_outputs(
-        self: Any, child_request_id: str, completion_output: Any
-    ) -> tuple[list[Any], bool]:
-        outputs, finished = upstream(self, child_request_id, completion_output)
-        if not outputs and not finished and _failed(completion_output):
-            outputs = [completion_output]
-        return outputs, finished
-
-    return get_outputs
-
-
-def check_output(output: Any) -> None:
-    """Raise vLLM's error of a failed generation if a `RequestOutput` ended with a reason.
-
-    It is one that may be sent again (503) if the pool was short of blocks, and a 500 otherwise.
-    """
-    for one in output.outputs:
-        if _failed(one):
-            kind = RetryableRequestError if one.stop_reason == REJECTED else GenerationError
-            raise kind(one.stop_reason)
-
-
-def _failed(completion: Any) -> bool:
-    """Whether a `CompletionOutput` ended with an error and a reason."""
-    return completion.finish_reason == "error" and isinstance(completion.stop_reason, str)
+def _asks(args: Any) -> bool:
+    """Whether `EngineArgs` have settings of picbench, or one of its classes without any."""
+    additional = getattr(args, "additional_config", None)
+    if isinstance(additional, dict) and "pic" in additional:
+        return True
+    classes = (getattr(args, name, None) for name in ("scheduler_cls", "worker_cls"))
+    return any("picbench." in str(each) for each in classes)

@@ -28,6 +28,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.vllm.compat import (
+    check_completed,
     check_config,
     check_kv_groups,
     check_signature,
@@ -35,8 +36,8 @@ from picbench.engines.vllm.compat import (
     read_settings,
 )
 from picbench.engines.vllm.faults import Faults
+from picbench.engines.vllm.frontend.engine_core import defer_hashing, plan_on_receipt
 from picbench.engines.vllm.frontend.limits import Limits
-from picbench.engines.vllm.frontend.plugin import check_registered
 from picbench.engines.vllm.scheduler.cache_manager import ChunkTails, PromptHits
 from picbench.engines.vllm.scheduler.chooser import Chooser
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
@@ -432,7 +433,10 @@ def _machine_costs(vllm_config: Any) -> MachineCosts:
 
 def _checked(vllm_config: Any) -> PicSettings:
     check_version()
-    check_registered()
+    check_completed(vllm_config)
+    # Engine cores hash and plan what they receive from here on.
+    defer_hashing()
+    plan_on_receipt()
     for name, parameters in _UPSTREAM.items():
         check_signature(getattr(Scheduler, name), parameters)
     check_signature(StructuredOutputManager._get_reasoner, "self, request")

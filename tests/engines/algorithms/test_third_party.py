@@ -77,12 +77,13 @@ def plug_in(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.plugins import load_general_plugins
     from vllm.v1.engine.input_processor import InputProcessor
 
-    from picbench.engines.vllm.frontend.plugin import register
+    from picbench.engines.vllm.frontend.patches import extend_frontend
 
     load_general_plugins()
-    guarded = InputProcessor.process_inputs
+    extend_frontend()
+    guarded: Any = InputProcessor.process_inputs
     monkeypatch.setattr(InputProcessor, "process_inputs", guarded.__wrapped__)
-    register()
+    extend_frontend()
 
 
 @pytest.mark.engine

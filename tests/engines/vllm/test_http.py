@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from http_faults import environment
-from http_server import MODEL, HttpServer, http_server, refused_start
-from serving_document import bodies, marked_example, refused, refused_at_start, with_parts
+from http_server import MODEL, HttpServer, http_server
+from serving_document import bodies, marked_example, refused, with_parts
 from small_engine import small_config
 
 from picbench.engines.engine import Engine
@@ -827,13 +827,3 @@ def test_it_is_an_arm_of_a_run(server, prompt):
         assert (reply.text, reply.finish_reason) == (expected, "length")
         assert reply.output_tokens == 8 and reply.tpot is not None
         assert 0 < reply.ttft < reply.e2e <= result.busy
-
-
-def test_a_server_without_the_connector_does_not_start():
-    """The last line says why, and no process was started to find out."""
-    flag, line = next(row for row in refused_at_start() if "connector" in row[1])
-    code, said = refused_start(model_path(), PicSettings(tiers=""), flag, port=0)
-    assert code != 0
-    assert f"picbench.errors.ConfigError: {line}" in said[-1], said
-    assert sum("KV connector" in other for other in said) == 1
-    assert not any("EngineCore" in other for other in said)

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from http_server import HttpServer, http_server
 
 from picbench.cli import main
-from picbench.engines.vllm.device import cpu_shares
-from picbench.engines.vllm.frontend.plugin import _share_cpu
+from picbench.engines.vllm.device import cpu_shares, reserve_cores
 from picbench.engines.vllm.settings import CPU_WORKER, PicSettings
 from picbench.run.remote import Endpoint, RemoteServer
 from picbench.store.reader import read_run
@@ -83,11 +82,11 @@ def test_a_number_of_reserved_cores_that_the_user_chose_stays(
     monkeypatch.setenv(RESERVED, chosen or "")
     if chosen is None:
         monkeypatch.delenv(RESERVED)
-    _share_cpu(stock(connector=object()))
+    reserve_cores(stock(connector=object()))
     assert os.environ[RESERVED] == found
 
 
 def test_other_workers_keep_what_vllm_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(RESERVED, raising=False)
-    _share_cpu(stock())
+    reserve_cores(stock())
     assert RESERVED not in os.environ

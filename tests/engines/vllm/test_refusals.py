@@ -8,9 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving_document import refused_at_start
 from vllm import SamplingParams
-from vllm.config import KVTransferConfig
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -23,14 +21,13 @@ from picbench.engines.pace import Submission
 from picbench.engines.planning.layout import Footprint
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm import compat
-from picbench.engines.vllm.frontend import limits, plugin
+from picbench.engines.vllm.frontend import limits, patches
+from picbench.engines.vllm.frontend.engine_args import complete
 from picbench.engines.vllm.frontend.limits import Limits, check_request
 from picbench.engines.vllm.launch import _settings, _start, launch
 from picbench.engines.vllm.scheduler.scheduler import _checked
 from picbench.engines.vllm.settings import (
     ASYNC_SCHEDULER,
-    CPU_WORKER,
-    CUDA_WORKER,
     SCHEDULER,
     PicSettings,
     engine_arguments,
@@ -112,6 +109,7 @@ def config(**changes: Any) -> Any:
         ({"watermark_config": object()}, "watermarking"),
         ({"aux_output_config": SimpleNamespace(enabled=True)}, "expert choices"),
         ({"kv_transfer_config": None}, "KV connector is None"),
+        ({"kv_transfer_config": SimpleNamespace(kv_connector="Other")}, "Other.*PicConnector"),
         ({"cache_dtype": "fp8"}, "quantised"),
         ({"block_size": 32}, "block_size is 32"),
         ({"enable_prefix_caching": False}, "prefix caching is off"),
@@ -121,41 +119,6 @@ def test_unsupported_settings_are_named(change, message):
     compat.check_config(config())
     with pytest.raises(ConfigError, match=message):
         compat.check_config(config(**change))
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "worker", "ours"),
-    [
-        (SCHEDULER, CPU_WORKER, True),
-        (ASYNC_SCHEDULER, CUDA_WORKER, True),
-        (SCHEDULER, "vllm.v1.worker.cpu_worker.CPUWorker", True),
-        (None, CUDA_WORKER, True),
-        (None, "vllm.v1.worker.gpu_worker.Worker", False),
-    ],
-)
-def test_engines_with_a_part_of_picbench_need_its_connector(scheduler, worker, ours):
-    def asked(connector: Any) -> Any:
-        found = config(kv_transfer_config=connector)
-        found.scheduler_config.scheduler_cls = scheduler
-        found.parallel_config.worker_cls = worker
-        return found
-
-    compat.check_frontend(asked(SimpleNamespace(kv_connector="PicConnector")))
-    if not ours:
-        compat.check_frontend(asked(None))
-        return
-    for connector in (None, SimpleNamespace(kv_connector="ExampleConnector")):
-        with pytest.raises(ConfigError, match=r"KV connector is .*PicConnector"):
-            compat.check_frontend(asked(connector))
-
-
-def test_replicas_are_refused_where_they_are_known():
-    """vLLM tells an engine core of a model without experts that it has no others beside it."""
-    asked = config(data_parallel_size=2)
-    asked.scheduler_config.scheduler_cls = SCHEDULER
-    asked.parallel_config.worker_cls = CPU_WORKER
-    with pytest.raises(ConfigError, match="does not support data parallelism"):
-        compat.check_frontend(asked)
 
 
 def test_hybrid_models_are_refused():
@@ -173,7 +136,7 @@ def test_another_signature_is_refused():
 @pytest.mark.parametrize(
     "part",
     [
-        plugin.register,
+        lambda: complete(None),
         lambda: launch(EngineConfig(model="none")),
         lambda: _checked(None),
         lambda: PicCPUWorker.init_device(None),
@@ -216,11 +179,9 @@ def test_settings_of_other_types_are_named(given, named):
     """By all processes that read them, and by servers before they start another."""
     with pytest.raises(ConfigError, match=named):
         PicSettings.read({"pic": given})
-    asked = config(additional_config={"pic": given})
-    asked.scheduler_config.scheduler_cls = SCHEDULER
-    asked.parallel_config.worker_cls = CPU_WORKER
+    asked = SimpleNamespace(additional_config={"pic": given})
     with pytest.raises(ConfigError, match=named):
-        compat.check_frontend(asked)
+        complete(asked)
 
 
 def test_a_model_may_say_by_minus_one_that_it_has_no_pad():
@@ -244,22 +205,8 @@ class TestStart:
     def test_scheduler_without_settings(self, llama):
         ours = engine_arguments(PicSettings(tiers=""))
         some = {name: ours[name] for name in ("scheduler_cls", "kv_transfer_config")}
-        with pytest.raises(ConfigError, match="no 'pic'"):
+        with pytest.raises(ConfigError, match="no settings of it"):
             _start(self.arguments(llama) | some | {"block_size": 32}, {})
-
-    @pytest.mark.parametrize(("flag", "line"), refused_at_start())
-    def test_engines_without_a_part(self, llama, flag, line):
-        arguments = self.arguments(llama) | engine_arguments(PicSettings(tiers=""))
-        del arguments[flag.replace("-", "_")]
-        with pytest.raises(ConfigError, match=line) as caught:
-            _start(arguments, {})
-        assert "\n" not in str(caught.value)
-
-    def test_another_connector(self, llama):
-        transfer = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
-        arguments = self.arguments(llama) | engine_arguments(PicSettings(tiers=""))
-        with pytest.raises(ConfigError, match=r"KV connector is ExampleConnector.*PicConnector"):
-            _start(arguments | {"kv_transfer_config": transfer}, {})
 
     @pytest.mark.parametrize("method", ["fp8", "awq", "gptq", "compressed-tensors"])
     def test_quantised_weights(self, llama, tmp_path, method):
@@ -469,17 +416,18 @@ class TestGuard:
         engine.abort(engine.submit(asked, max_tokens=1))
         assert len(measured) == 1
 
-    def test_registering_twice_guards_once(self):
-        plugin.register()
+    def test_extending_twice_guards_once(self):
+        patches.extend_frontend()
         guarded = InputProcessor.process_inputs
-        plugin.register()
+        patches.extend_frontend()
         assert InputProcessor.process_inputs is guarded
 
-    def test_an_engine_whose_plugins_leave_picbench_out_does_not_start(self, monkeypatch):
-        stock = InputProcessor.process_inputs.__wrapped__
-        monkeypatch.setattr(InputProcessor, "process_inputs", stock)
+    def test_an_engine_that_was_started_without_the_plug_in_ends(self, monkeypatch):
         with pytest.raises(ConfigError, match="plug-in is not loaded"):
-            plugin.check_registered()
+            _checked(config(additional_config={"pic": {}}))
+        monkeypatch.setenv("VLLM_PLUGINS", "other")
+        with pytest.raises(ConfigError, match="leaves picbench's plug-in out"):
+            _checked(config(additional_config={"pic": {}}))
 
 
 class TestFeatures:
@@ -542,6 +490,6 @@ class TestFeatures:
 
     def test_a_refusal_is_an_error_of_the_client(self):
         """vLLM's servers answer these with 400; and they cross processes."""
-        refused = plugin.RequestError("too long", hint="shorten it")
+        refused = patches.RequestError("too long", hint="shorten it")
         assert isinstance(refused, VLLMClientError)
         assert str(pickle.loads(pickle.dumps(refused))) == "too long (shorten it)"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from http_server import free_port, running
+from http_server import free_port, plain_command, refused_start, running
 from hypothesis import given
 from hypothesis import strategies as st
 from serving_document import bodies
@@ -191,7 +191,7 @@ def test_variables_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_pool_holds_two_contexts_in_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot of the testbed takes 8 KiB in float32."""
-    monkeypatch.setattr("picbench.engines.vllm.serve.physical_memory", lambda: 9 << 30)
+    monkeypatch.setattr("picbench.engines.vllm.device.physical_memory", lambda: 9 << 30)
     name = "VLLM_CPU_KVCACHE_SPACE"
     assert command("--max-model-len", "131072").variables[name] == "2"
     assert command("--max-model-len=131073").variables[name] == "3"
@@ -254,3 +254,47 @@ def test_the_testbed_is_served_until_all_is_answered(tmp_path: Path) -> None:
         assert choices[-1]["finish_reason"] == "length"
         process.wait(60)
     assert "the model has no chat template" in (tmp_path / "server.log").read_text()
+
+
+#: What Python runs at its start, so that an environment seems to have another release of vLLM.
+_OTHER_RELEASE = """
+from importlib import metadata
+
+found = metadata.version
+metadata.version = lambda name: found(name).replace("0.32.0", "0.33.0")
+"""
+
+
+def test_settings_alone_make_a_pic_server(tmp_path: Path) -> None:
+    """Of a command that names none of picbench's parts."""
+    port = free_port()
+    completion, _ = bodies()
+    pic = ("--additional-config", '{"pic": {"marks": true}}')
+    command, chosen = plain_command(model_path(), port, *pic), {"VLLM_CPU_KVCACHE_SPACE": ""}
+    with running(command, tmp_path, port, chosen) as (server, _):
+        answers = [server.post("/v1/completions", **completion)[1] for _ in range(2)]
+        marked = "<<doc>>The old bridge was closed.<</doc>> Who?"
+        status, answer = server.post("/v1/completions", prompt=marked, max_tokens=1)
+        refused, error = server.post("/v1/completions", prompt=marked + "<<doc>>", max_tokens=1)
+        metrics = server.client.get("/metrics").text
+    counts = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers]
+    assert counts[0] == 0 < counts[1]
+    assert status == 200, answer
+    assert refused == 400, error
+    assert f'kv_cache_memory_bytes="{1 << 30}"' in metrics
+
+
+def test_servers_of_another_release_are_stock_unless_they_ask(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_OTHER_RELEASE)
+    other, port = {"PYTHONPATH": str(tmp_path)}, free_port()
+    command = plain_command(model_path(), port)
+    with running(command, tmp_path, port, other) as (server, _):
+        body = {"prompt": "The old bridge was", "max_tokens": 2}
+        status, answer = server.post("/v1/completions", **body)
+        assert status == 200, answer
+        assert "picbench" not in server.client.get("/metrics").text
+    assert "picbench " not in (tmp_path / "server.log").read_text()
+    code, said = refused_start([*command, "--additional-config", '{"pic": {}}'], other)
+    assert code == 1
+    assert said[-1].startswith("picbench: picbench needs vLLM 0.32.0, found 0.33.0 (")
+    assert not any("Traceback" in line for line in said)

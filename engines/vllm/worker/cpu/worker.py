@@ -8,6 +8,7 @@ from picbench.engines.vllm.settings import ASYNC_SCHEDULER, SCHEDULER, PicSettin
 from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
 from picbench.engines.vllm.worker.cpu.runner import PicModelRunner
 from picbench.errors import ConfigError
+from picbench.kernels.first_calls import settle_first_calls
 
 
 class PicCPUWorker(ConnectorWorkerMixin, CPUWorker):
@@ -27,6 +28,8 @@ class PicCPUWorker(ConnectorWorkerMixin, CPUWorker):
                 hint=f"scheduler_cls={SCHEDULER} and additional_config with 'pic'",
             )
         check_config(self.vllm_config)
+        # The model's table of RoPE is made later, with many threads.
+        settle_first_calls()
         super().init_device()  # type: ignore[no-untyped-call]
         if self.use_v2_model_runner:
             raise ConfigError(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
-from picbench.engines.vllm.frontend import engine_core, plugin
+from picbench.engines.vllm.frontend import engine_core
 from picbench.engines.vllm.frontend.engine_core import (
     DeferredHasher,
     defer_hashing,
@@ -77,10 +77,10 @@ def test_without_prefix_caching_nothing_is_hashed() -> None:
     assert hash_lead(bare, 32) == []
 
 
-def test_registering_twice_defers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashing_is_deferred_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.engine import core
 
-    plugin.register()
+    defer_hashing()
     before = vars(core)["get_request_block_hasher"]
     defer_hashing()
     assert vars(core)["get_request_block_hasher"] is before

@@ -13,7 +13,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
-from picbench.engines.vllm.frontend.plugin import _telling, check_output, tell_reasons
+from picbench.engines.vllm.frontend.patches import _telling, check_output, tell_reasons
 from picbench.engines.vllm.settings import REJECTED
 
 

@@ -1,0 +1,145 @@
+"""Completes the arguments of an engine that asks for `pic` with what their user did not give.
+
+Upstream: `EngineArgs` of vllm/engine/arg_utils.py of vLLM 0.32.0. `create_engine_config` (:2205) is
+extended, through which servers, `vllm.LLM` and `AsyncLLM` get their configuration, in each process
+that has a frontend; and `from_cli_args` (:1933), where commands make arguments of their flags.
+`plugin.py` calls what is here.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from picbench.engines.vllm.compat import check_config, check_signature, check_version, read_settings
+from picbench.engines.vllm.device import CPU, find, pool_gib, reserve_cores
+from picbench.engines.vllm.settings import (
+    ASYNC_SCHEDULER,
+    CHECKED,
+    KEY,
+    SCHEDULER,
+    PicSettings,
+    engine_arguments,
+)
+from picbench.errors import ConfigError, PicBenchError
+
+#: vLLM's server shows what its own loggers say.
+_LOG = logging.getLogger("vllm.picbench")
+
+#: What the model decides where it is not given.
+_OF_MODEL = ("pad_token", "bos_token", "link_tokens")
+
+
+def create(upstream: Callable[..., Any], args: Any, *given: Any, **named: Any) -> Any:
+    """The `VllmConfig` that `upstream` makes of completed `EngineArgs`, for an engine of picbench.
+
+    Raises ConfigError as `complete`, `check_config` and `read_settings`: before a process is
+    started, as of a refusal in an engine's own processes this one only says that they failed.
+    """
+    complete(args)
+    check_signature(upstream, "self, usage_context, headless")
+    from picbench.engines.vllm.frontend.patches import extend_frontend
+
+    extend_frontend()
+    config = upstream(args, *given, **named)
+    _complete_config(config, args)
+    check_config(config)
+    read_settings(config)
+    config.additional_config[CHECKED] = True
+    return config
+
+
+def complete_command(args: Any, command: Any) -> None:
+    """Complete the `EngineArgs` of a command's flags, and its server's if no part was named.
+
+    `command` are all flags, as argparse has them. What is refused ends the command with one line.
+    """
+    try:
+        filled = complete(args)
+    except PicBenchError as error:
+        raise SystemExit(f"picbench: {_with_flags(str(error), args)}") from None
+    if "worker_cls" in filled and hasattr(command, "enable_prompt_tokens_details"):
+        command.enable_prompt_tokens_details = True
+        settings = PicSettings(**args.additional_config[KEY] or {})
+        missing = (name for name in settings.middleware if name not in command.middleware)
+        command.middleware = [*command.middleware, *missing]
+
+
+def complete(args: Any) -> tuple[str, ...]:
+    """Set what a PIC engine needs in `EngineArgs`; the names of what was not given.
+
+    Raises ConfigError for another release of vLLM, wrong settings, and what contradicts picbench.
+    """
+    check_version()
+    settings = PicSettings.given(args.additional_config)
+    if settings is None:
+        hint = """`additional_config` '{"pic": {}}' is enough, the rest is filled in"""
+        raise ConfigError("a part of picbench is named, but no settings of it", hint=hint)
+    settings.check()
+    device = find("auto").name
+    ahead = args.async_scheduling is not False and args.scheduler_cls != SCHEDULER
+    wanted = engine_arguments(settings, device, asynchronous=ahead)
+    if args.scheduler_cls is None and ahead and device != CPU.name:
+        # vLLM decides, by its executor, whether steps are scheduled ahead: `_complete_config`.
+        del wanted["scheduler_cls"], wanted["async_scheduling"]
+    filled = tuple(_missing(args, wanted))
+    for name in filled:
+        setattr(args, name, wanted[name])
+    args.additional_config = dict(args.additional_config)
+    if filled:
+        _LOG.info("picbench sets %s", ", ".join(f"{name}={getattr(args, name)}" for name in filled))
+    return filled
+
+
+def _missing(args: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of arguments that were not given; ConfigError for what is given otherwise."""
+    for name, value in wanted.items():
+        if name == "additional_config":
+            continue
+        given, ours = getattr(args, name), value
+        if name == "kv_transfer_config":
+            given, ours = _connector(given), _connector(value)
+        elif name == "attention_backend":
+            given = given or args.attention_config.backend
+            given = getattr(given, "name", given)
+        if given is None or given == "auto":
+            yield name
+        elif given != ours:
+            hint = "leave it out, or leave 'pic' out of `additional_config`"
+            raise ConfigError(f"`{name}` is {given}, and picbench needs {ours}", hint=hint)
+
+
+def _connector(transfer: Any) -> Any:
+    if isinstance(transfer, Mapping):
+        return transfer.get("kv_connector")
+    return getattr(transfer, "kv_connector", None)
+
+
+def _complete_config(config: Any, args: Any) -> None:
+    """Set what is known once vLLM has read the model and chosen its executor."""
+    scheduler, cache = config.scheduler_config, config.cache_config
+    if scheduler.scheduler_cls is None:
+        scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SCHEDULER
+    model = config.model_config.hf_text_config.to_dict()
+    found = PicSettings.of_model(model)
+    given = config.additional_config[KEY] or {}
+    config.additional_config[KEY] = {name: getattr(found, name) for name in _OF_MODEL} | given
+    if config.device_config.device_type != CPU.name:
+        return
+    reserve_cores(config)
+    # A share that differs from vLLM's own was given.
+    share = type(args).gpu_memory_utilization
+    if cache.kv_cache_memory_bytes is None and args.gpu_memory_utilization == share:
+        size = pool_gib(model, config.model_config.max_model_len)
+        cache.kv_cache_memory_bytes = size << 30
+        _LOG.info("picbench takes %d GiB for KV, not %s of the memory", size, share)
+
+
+def _with_flags(text: str, args: Any) -> str:
+    """A message in which fields of `EngineArgs` in backticks are flags."""
+
+    def flag(found: re.Match[str]) -> str:
+        name = found[1]
+        return f"--{name.replace('_', '-')}" if hasattr(args, name) else name
+
+    return re.sub(r"`(\w+)`", flag, text)
