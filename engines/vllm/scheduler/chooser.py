@@ -1,7 +1,8 @@
 """Which chunks of a request are served as chunks and which as text: those that are sooner so.
 
-A chunk that is missing is compiled only if it was seen before: then it is expected to come as often
-again, if it stays in the pool until then, and what later requests save is set against its compile.
+A chunk that is missing and was seen before is expected to come as often again, if it stays in the
+pool until then, and what later requests save is set against its compile. Chunks that are new are
+compiled only where that by itself is sooner: those of a long prompt do not attend to one another.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,6 +22,10 @@ from picbench.engines.vllm.scheduler.pool import Pool
 #: The share of its compile that a chunk takes which a tier has. Tiers differ by far more; where it
 #: is wrong, a chunk is computed as text that could have been loaded, or waits for a slow tier.
 _LOAD = 0.2
+
+#: What all chunks may take, some of which were not seen before and are compiled now, of the time of
+#: the best other way: costs may be wrong, and what is compiled takes room of others.
+_SURE = 0.9
 
 
 class Offer(NamedTuple):
@@ -63,20 +68,24 @@ class Chooser:
         self._sketch = FrequencySketch()
 
     def if_new(self, segments: Sequence[Segment], scope: str, text_hit: int) -> Choice | None:
-        """All text for a prompt of a tenant of which no chunk was seen before; None for others.
+        """All text for a prompt of a tenant of which no chunk was seen before; None for others,
+        and for one that is sooner as chunks all the same.
 
         Such a prompt needs no plan, which takes far longer than this.
         """
         names, offers, at = _names(segments, scope), list[Offer](), 0
         if any(map(self._sketch.count, names)):
             return None
-        for name in dict.fromkeys(names):
-            self._sketch.note(name)
         for segment in segments:
             if segment.chunk:
                 offers.append(Offer(at, len(segment.tokens), 0, 1.0))
             at += len(segment.tokens)
-        return choose(self.costs, PromptOffer(at, offers, text_hit))
+        choice = choose(self.costs, PromptOffer(at, offers, text_hit))
+        if len(choice.texts) < choice.chunks:
+            return None
+        for name in dict.fromkeys(names):
+            self._sketch.note(name)
+        return choice
 
     def choose(
         self,
@@ -164,13 +173,14 @@ def choose(costs: MachineCosts, prompt: PromptOffer, kept: float = 1.0) -> Choic
         if saved[i] * (1 + seen * kept) <= share * compiling:
             costly.add(i)
     paying = tuple(i for i in every if saved[i] > 0 and i not in refused and i not in costly)
-    wanted = [every] * (not refused) + [paying, tuple(i for i in paying if i >= cached)]
+    wanted = [paying, tuple(i for i in paying if i >= cached), every]
     least = expected = costs.first_token(_size(prompt, ()))
     best: tuple[int, ...] = ()
     for own in dict.fromkeys(filter(None, wanted)):
         seconds = costs.first_token(_size(prompt, own))
         worth = seconds - _later(costs, prompt, own, saved, kept)
-        if worth < least:
+        sure = seconds <= _SURE * expected or refused.isdisjoint(own)
+        if worth < least and sure:
             best, least, expected = own, worth, seconds
     return Choice(len(chunks), tuple(sorted({*every}.difference(best))), expected)
 
