@@ -61,13 +61,18 @@ class RopeTable:
         tables = [self.cos_sin_cache, *(turned / number for number in temperatures)]
         return replace(self, cos_sin_cache=torch.cat(tables), temperatures=tuple(temperatures))
 
+    @property
+    def positions(self) -> int:
+        """How many positions the model has."""
+        # Each temperature has one row less than two for each of them.
+        others = len(self.temperatures)
+        return (len(self.cos_sin_cache) + others) // (2 * others + 1)
+
     def row_of(self, temperature: float) -> int:
         """The row of position 0 at a temperature: what is added to positions and to shifts."""
         if temperature == 1:
             return 0
-        tables = 1 + self.temperatures.index(temperature)
-        # Each has one row less than two for each of the model's own.
-        return tables * (2 * len(self.cos_sin_cache) - 1) // (2 * len(self.temperatures) + 1)
+        return (1 + self.temperatures.index(temperature)) * (2 * self.positions - 1)
 
     def rows(self, positions: Tensor) -> Tensor:
         """Cosines and sines [n, rotary_dim] of `positions` [n]; -1 rotates nothing."""

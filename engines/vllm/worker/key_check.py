@@ -41,7 +41,7 @@ def check_keys(model: nn.Module, rope: RopeTable, hidden_size: int, dtype: torch
     The model's rotary modules are its own; its blocks take `hidden_size` numbers of `dtype`.
     """
     device = rope.cos_sin_cache.device
-    last = len(rope.cos_sin_cache) - 1
+    last = rope.positions - 1
     first, second = (torch.tensor(p, device=device).clamp(max=last) for p in (_FROM, _TO))
     noise = torch.Generator().manual_seed(0)
     hidden = torch.randn(len(first), hidden_size, generator=noise).to(device, dtype)
@@ -111,7 +111,7 @@ def rotary_error(model: nn.Module, rope: RopeTable, head_size: int, dtype: torch
     """
     rotary = next(m for m in model.modules() if isinstance(m, RotaryEmbedding))
     device = rotary.cos_sin_cache.device
-    last = len(rope.cos_sin_cache) - 1
+    last = rope.positions - 1
     start, end = (torch.tensor(p, device=device).clamp(max=last) for p in (_CACHED, _READ))
     noise = torch.Generator().manual_seed(0)
     key = torch.randn(len(start), 1, head_size, generator=noise).to(device, dtype)

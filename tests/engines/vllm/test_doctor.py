@@ -107,6 +107,11 @@ def plant_table(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -
     monkeypatch.setattr(runner, "replace_rotary", planted)
 
 
+def test_an_engine_with_a_temperature_passes_its_own_check(llama):
+    with Engine(replace(config(llama), algorithm="ape")) as engine:
+        assert engine.generate([Request([Text(tokens=range(9))])], max_tokens=1)
+
+
 def test_a_sound_installation_is_ok(llama):
     result = doctor("--model", str(llama), "--dtype", "float32")
     assert result.exit_code == 0

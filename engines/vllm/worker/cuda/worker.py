@@ -13,6 +13,7 @@ from picbench.engines.vllm.settings import ASYNC_SCHEDULER, SCHEDULER, PicSettin
 from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
 from picbench.engines.vllm.worker.key_check import TOLERANCE, rotary_error
 from picbench.errors import ConfigError
+from picbench.kernels.first_calls import settle_first_calls
 
 
 class PicGPUWorker(ConnectorWorkerMixin, Worker):
@@ -30,6 +31,8 @@ class PicGPUWorker(ConnectorWorkerMixin, Worker):
                 hint=f"scheduler_cls={ASYNC_SCHEDULER} and additional_config with 'pic'",
             )
         check_config(self.vllm_config)
+        # The model's table of RoPE is made later, with many threads.
+        settle_first_calls()
         super().init_device()
 
     def _make_model_runner(self) -> Any:

@@ -96,3 +96,4 @@ def test_rows_rotate_and_divide(rope: RopeTable, temperature: float, shift: int)
     expected = rotate(keys, rope.shift_rows(at), is_neox=True) / temperature
     torch.testing.assert_close(found, expected)
     assert rope.row_of(1.0) == 0
+    assert rope.positions == 64
