@@ -40,6 +40,7 @@ DOCUMENTS = (
     "docs/traffic.md",
     "results/README.md",
     "docs/profile.md",
+    "docs/versions.md",
 )
 ADDING = "docs/adding-an-algorithm.md"
 ALGORITHMS = "docs/algorithms.md"
@@ -81,6 +82,7 @@ FOREIGN = {
     "--middleware",
     "--no-async-scheduling",
     "--no-enable-prefix-caching",
+    "--no-enforce-eager",
     "--port",
     "--scheduler-cls",
     "--served-model-name",

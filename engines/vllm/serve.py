@@ -119,6 +119,9 @@ def _fixed(settings: PicSettings, device: str) -> dict[str, Any]:
     default, pic = asdict(PicSettings()), found["additional_config"][KEY]
     changed = {name: value for name, value in pic.items() if value != default[name]}
     found["additional_config"] = {KEY: {"algorithm": settings.algorithm} | changed}
+    if device == "cpu":
+        # Compiled models answer requests with chunks wrongly there.
+        found["enforce_eager"] = True
     return {name.replace("_", "-"): value for name, value in found.items()}
 
 
@@ -131,7 +134,6 @@ def _chosen(
     if (weights := load_format(model)) != "auto":
         yield "load-format", weights, "the model has no weights: vLLM draws them"
     if cpu:
-        yield "enforce-eager", True, ""
         short = "dtype" not in given and element_bytes(config, "auto") == 2
         if short and (reason := slow_short_types()):
             yield "dtype", "float32", f"the model is served in float32: {reason}"
@@ -179,8 +181,7 @@ def _variables(config: Mapping[str, Any], given: Mapping[str, str]) -> dict[str,
         wanted["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "1"
     if not {"kv-cache-memory-bytes", "gpu-memory-utilization"} & given.keys():
         wanted["VLLM_CPU_KVCACHE_SPACE"] = str(_pool_size(config, given))
-    if "enforce-eager" not in given:
-        wanted["TORCHDYNAMO_DISABLE"] = "1"
+    wanted["TORCHDYNAMO_DISABLE"] = "1"
     return {name: os.environ.get(name) or value for name, value in wanted.items()}
 
 

@@ -1,5 +1,7 @@
 """The command that serves over HTTP: serve."""
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from secrets import token_hex
 from typing import Any
 
@@ -63,11 +65,12 @@ def serve(
     for word in (model, *flags[:1]):
         if word.startswith("-") is (word is model):
             raise click.UsageError(f"{word}: give MODEL first, then the flags of vLLM")
+    _check_spelling(flags)
     try:
         parse(given["algorithm"])
     except ConfigError as error:
         raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
-    given["marks"] = marks == "on" or (marks and marks.split(","))
+    given["marks"] = _marks(marks)
     if parts is not None:
         secret = token_hex(8)
         given["parts"] = parts.split(",")
@@ -83,3 +86,33 @@ def serve(
         click.echo(command.shell())
     else:
         command.run()
+
+
+def _check_spelling(flags: Sequence[str]) -> None:
+    """Refuse what looks like an option of this command, before vLLM has been imported to do so.
+
+    Those of vLLM are less like them than the limit, but for ``--device-ids``.
+    """
+    options = {name: name for each in serve.params for name in each.opts if name.startswith("--")}
+    known = {"--algorithm": "--algo", **options}
+    for word in flags:
+        flag = word.partition("=")[0].replace("_", "-")
+        near = get_close_matches(flag.removeprefix("--"), [n[2:] for n in known], 1, 0.76)
+        if word.startswith("--") and near and not flag.startswith("--device-"):
+            hint = f"did you mean {known[f'--{near[0]}']!r}?"
+            raise click.UsageError(f"no such option: {word.partition('=')[0]} ({hint})")
+
+
+def _marks(given: str | None) -> bool | list[str] | None:
+    """The setting for a value of ``--marks``. Raises ConfigError."""
+    from picbench.engines.vllm.marks import DocumentMarks
+    from picbench.errors import ConfigError
+
+    found = given == "on" or (given.split(",") if given else None)
+    try:
+        DocumentMarks.of(found)
+    except ConfigError as error:
+        hint = "use on, or a pair of your own, such as '[[d81f]],[[/d81f]]'"
+        said = error.message.replace(repr(found), repr(given))
+        raise ConfigError(said, hint=hint) from error
+    return found

@@ -7,6 +7,7 @@ that has a frontend; and `from_cli_args` (:1933), where commands make arguments 
 """
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from picbench.engines.vllm.device import CPU, find, pool_gib, reserve_cores
 from picbench.engines.vllm.settings import (
     ASYNC_SCHEDULER,
     CHECKED,
+    CPU_WORKER,
     KEY,
     SCHEDULER,
     PicSettings,
@@ -58,6 +60,9 @@ def complete_command(args: Any, command: Any) -> None:
         filled = complete(args)
     except PicBenchError as error:
         raise SystemExit(f"picbench: {_with_flags(str(error), args)}") from None
+    if args.worker_cls == CPU_WORKER:
+        # Of vLLM's sampler one function would be compiled by the first request with logprobs.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     if "worker_cls" in filled and hasattr(command, "enable_prompt_tokens_details"):
         command.enable_prompt_tokens_details = True
         settings = PicSettings(**args.additional_config[KEY] or {})
@@ -82,6 +87,8 @@ def complete(args: Any) -> tuple[str, ...]:
     if args.scheduler_cls is None and ahead and device != CPU.name:
         # vLLM decides, by its executor, whether steps are scheduled ahead: `_complete_config`.
         del wanted["scheduler_cls"], wanted["async_scheduling"]
+    if device == CPU.name:
+        wanted["enforce_eager"] = True
     filled = tuple(_missing(args, wanted))
     for name in filled:
         setattr(args, name, wanted[name])
@@ -102,7 +109,8 @@ def _missing(args: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
         elif name == "attention_backend":
             given = given or args.attention_config.backend
             given = getattr(given, "name", given)
-        if given is None or given == "auto":
+        # vLLM does not tell whether False was given.
+        if given is None or given == "auto" or (name == "enforce_eager" and not given):
             yield name
         elif given != ours:
             hint = "leave it out, or leave 'pic' out of `additional_config`"

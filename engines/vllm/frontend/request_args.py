@@ -26,9 +26,11 @@ another process, msgspec makes that a mapping of the same fields again.
 """
 
 import copy
+import re
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
@@ -163,7 +165,7 @@ def read_args(
     """
     if not extra_args:
         return None
-    flat = [name for name in extra_args if str(name).startswith(_PREFIX)]
+    flat = [name for name in extra_args if name != ARGS and _is_ours(str(name))]
     _check_names(flat, _FLAT)
     if ARGS in extra_args:
         given = extra_args[ARGS]
@@ -319,11 +321,29 @@ def _parsed(extra_args: Mapping[str, Any] | None) -> RequestArgs | None:
     return found if isinstance(found, RequestArgs) else None
 
 
+def _is_ours(name: str) -> bool:
+    """Whether an argument is one of picbench's, or looks like one that is spelt otherwise.
+
+    vLLM's other plug-ins have arguments, too, so that some letters are not enough.
+    """
+    folded = _folded(name)
+    if f"{folded}_".startswith(_PREFIX):
+        return True
+    margin = 4 if folded.startswith(ARGS) else 2
+    similar = [known for known in _FLAT if abs(len(folded) - len(known)) < margin]
+    return bool(get_close_matches(folded, similar, cutoff=0.88))
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"\W", "_", name.lower())
+
+
 def _check_names(given: Iterable[Any], known: Collection[str], where: str = "") -> None:
     """Raise ConfigError for an argument that is not known: it would be ignored."""
     for name in given:
         if name not in known:
-            raise ConfigError(f"{where}{name!r} is no argument", hint=closest(str(name), known))
+            hint = closest(_folded(str(name))[:99], known)
+            raise ConfigError(f"{where}{name!r} is no argument", hint=hint)
 
 
 def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def plain_command(model: Path, port: int, *flags: str) -> list[str]:
     """vLLM's own command, with what a small model needs on a CPU."""
     (_, *launcher), _ = arguments("cpu")
     given = ("--model", str(model), "--served-model-name", MODEL, "--dtype", "float32")
-    host = ("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", "--enforce-eager")
+    host = ("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512")
     return [sys.executable, *launcher, *given, *host, *flags]
 
 

@@ -103,7 +103,6 @@ def test_settings_are_those_of_the_model_and_the_user() -> None:
         "--shutdown-timeout=5",
         "--shutdown_timeout 5",
         "--chat-template mine.jinja",
-        "--no-enforce-eager",
         "--block-size 16",
         "--enable-prefix-caching",
         "--dtype bfloat16",
@@ -139,8 +138,12 @@ def test_flags_that_would_break_the_engine_are_refused(flag: str, device: str) -
     assert "\n" not in str(caught.value)
 
 
-def test_scheduling_is_that_of_the_device() -> None:
-    for device, flag in (("cpu", "--async-scheduling"), ("cuda", "--no-async-scheduling")):
+def test_scheduling_and_compilation_are_those_of_the_device() -> None:
+    for device, flag in (
+        ("cpu", "--async-scheduling"),
+        ("cpu", "--no-enforce-eager"),
+        ("cuda", "--no-async-scheduling"),
+    ):
         with pytest.raises(ConfigError, match=f"^{flag}: "):
             command(flag, device=device)
 
@@ -176,7 +179,6 @@ def test_other_flags_are_vllms_and_the_text_is_the_command(flags: list[str], dev
         ("--tensor-parallel-size=2", "VLLM_CPU_NUM_OF_RESERVED_CPU"),
         ("--kv-cache-memory-bytes 2G", "VLLM_CPU_KVCACHE_SPACE"),
         ("--gpu-memory-utilization 0.5", "VLLM_CPU_KVCACHE_SPACE"),
-        ("--no-enforce-eager", "TORCHDYNAMO_DISABLE"),
     ],
 )
 def test_variables_that_flags_stand_for(flag: str, variable: str) -> None:
@@ -287,7 +289,7 @@ def test_settings_alone_make_a_pic_server(tmp_path: Path) -> None:
 def test_servers_of_another_release_are_stock_unless_they_ask(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(_OTHER_RELEASE)
     other, port = {"PYTHONPATH": str(tmp_path)}, free_port()
-    command = plain_command(model_path(), port)
+    command = plain_command(model_path(), port, "--enforce-eager")
     with running(command, tmp_path, port, other) as (server, _):
         body = {"prompt": "The old bridge was", "max_tokens": 2}
         status, answer = server.post("/v1/completions", **body)

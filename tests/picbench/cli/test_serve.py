@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from picbench.cli import main
+from picbench.cli.serve import _check_spelling
 
 
 def test_show_command_prints_a_command_and_nothing_else() -> None:
@@ -48,8 +49,17 @@ def test_neither_torch_nor_vllm_is_imported(flags: list[str]) -> None:
         ("testbed --tiers disk:/proc/x:1GiB", "--tiers disk:/proc/x:1GiB: cannot use the folder"),
         ("testbed --device cuda", "vLLM runs on cpu here, not on cuda"),
         ("testbed --device tpu", "--device"),
-        ("testbed --marks x,x", "--marks ['x', 'x'] has a mark that is or contains the other"),
-        ("testbed --marks x", "--marks ['x'] is no pair of texts"),
+        ("testbed --marks x,x", "--marks 'x,x' has a mark that is or contains the other"),
+        (
+            "testbed --marks x",
+            "--marks 'x' is no pair of texts (use on, or a pair of your own, such",
+        ),
+        ("testbed --algoritm mepic", "no such option: --algoritm (did you mean '--algo'?)"),
+        ("testbed --port 1 --algos=mepic", "no such option: --algos (did you mean '--algo'?)"),
+        ("testbed --on_pressure reject", "--on_pressure (did you mean '--on-pressure'?)"),
+        ("testbed --tier x", "no such option: --tier (did you mean '--tiers'?)"),
+        ("testbed --mark on", "no such option: --mark (did you mean '--marks'?)"),
+        ("testbed --show-comand", "(did you mean '--show-command'?)"),
         ("testbed --block-size 32", "--block-size 32: picbench sets --block-size 16 itself"),
         ("--port 8001 testbed", "--port: give MODEL first"),
         ("testbed llama", "llama: give MODEL first"),
@@ -61,6 +71,15 @@ def test_what_is_wrong_is_one_line_and_exit_2(words: str, said: str) -> None:
     [line] = found.stderr.splitlines()
     assert said in line
     assert found.stdout == ""
+
+
+@pytest.mark.engine
+def test_flags_of_vllm_are_not_taken_for_misspelt_ones() -> None:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    actions = make_arg_parser(FlexibleArgumentParser())._actions
+    _check_spelling([flag for action in actions for flag in action.option_strings])
 
 
 @pytest.mark.parametrize(

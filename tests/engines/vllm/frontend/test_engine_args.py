@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from serving_document import refused_at_start
-from vllm.config import AttentionConfig
+from vllm.config import AttentionConfig, CompilationMode
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -33,13 +33,15 @@ from picbench.errors import ConfigError
 from picbench.workloads.testbed import model_path
 
 MODEL = str(model_path())
-SPACE, RESERVED = "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_NUM_OF_RESERVED_CPU"
+SPACE = "VLLM_CPU_KVCACHE_SPACE"
+#: What is set in the environment.
+VARIABLES = (SPACE, "VLLM_CPU_NUM_OF_RESERVED_CPU", "TORCHDYNAMO_DISABLE")
 
 
 @pytest.fixture(autouse=True)
 def plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
     register()
-    for name in (SPACE, RESERVED):
+    for name in VARIABLES:
         # Set first, so that what a test sets is taken back.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -79,6 +81,9 @@ def test_settings_are_enough(kind: Any) -> None:
     config = arguments(kind).create_engine_config()
     whole = EngineArgs(MODEL, dtype="float32", **engine_arguments(PicSettings(), "cpu"))
     assert parts(config) == parts(whole.create_engine_config())
+    # Compiled models would be wrong on a CPU.
+    assert config.model_config.enforce_eager
+    assert config.compilation_config.mode == CompilationMode.NONE
     assert config.cache_config.kv_cache_memory_bytes == 1 << 30
     found = config.additional_config["pic"]
     assert found.keys() == {"pad_token", "bos_token", "link_tokens", "anchors"}
@@ -88,7 +93,9 @@ def test_settings_are_enough(kind: Any) -> None:
 def test_what_is_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"pad_token": 7, "algorithm": "naive", "tiers": ""}
     whole = engine_arguments(PicSettings(), "cpu")
-    asked = EngineArgs(MODEL, **whole | {"additional_config": {"pic": given, "other": 1}})
+    asked = EngineArgs(
+        MODEL, enforce_eager=True, **whole | {"additional_config": {"pic": given, "other": 1}}
+    )
     assert complete(asked) == ()
     config = asked.create_engine_config()
     found = config.additional_config["pic"]

@@ -124,12 +124,24 @@ def test_a_list_longer_than_its_prompt_is_not_read_to_its_end(name, row):
         ({"pic_spans": [0, 4], "pic_x": 1}, "'pic_x' is no argument .there are: pic_spans"),
         ({"pic": {"span": [[0, 4]]}}, r"pic: 'span' is no argument \(did you mean 'spans'\?\)"),
         ({"pic": {"spans": [[0, 4]], 5: 1}}, "pic: 5 is no argument"),
+        ({"Pic_Spans": [0, 4]}, r"'Pic_Spans' is no argument \(did you mean 'pic_spans'\?\)"),
+        ({"PIC-SPANS": [0, 4]}, "did you mean 'pic_spans'"),
+        ({"picSpans": [0, 4]}, "did you mean 'pic_spans'"),
+        ({"pci_spans": [0, 4]}, "did you mean 'pic_spans'"),
+        ({"pics_span": [0, 4]}, "did you mean 'pic_spans'"),
+        ({"picalgoritm": "naive"}, "did you mean 'pic_algorithm'"),
+        ({"Pic": {"spans": [[0, 4]]}}, "'Pic' is no argument"),
     ],
 )
 def test_misspelled_arguments_are_not_ignored(extra, message):
     """The request would be served as a plain one, without a word."""
     with pytest.raises(ConfigError, match=message):
         read_args(extra, 10)
+
+
+@pytest.mark.parametrize("name", ["topic_spans", "picture", "picks", "spans", "kv_transfer_params"])
+def test_arguments_of_others_are_theirs(name):
+    assert read_args({name: [0, 4]}, 10) is None
 
 
 def test_clients_cannot_say_that_a_request_was_checked():
