@@ -36,6 +36,35 @@ def step_factors(
     return *prefill, min(1.0, jobs), started, *beyond_knots(thousands)
 
 
+class StepCosts(NamedTuple):
+    """Seconds for each factor of `step_factors`: a request, thousands of computed tokens, ...
+
+    `pairs` are millions of computed tokens times the tokens that they may attend to, `prompt` and
+    those beyond the two knots are thousands of tokens.
+    """
+
+    request: float
+    tokens: float
+    pairs: float
+    prompt: float
+    chunks: float
+    jobs: float
+    compiling: float
+    start: float
+    beyond_first: float
+    beyond_second: float
+
+    def of_token(self, prompt: float) -> float:
+        """What one computed token more takes in a prompt of so many."""
+        beyond = zip(KNOTS, (self.beyond_first, self.beyond_second), strict=True)
+        thousand = self.tokens + sum(cost for knot, cost in beyond if prompt > 1e3 * knot)
+        return thousand / 1e3 + self.pairs * prompt / 1e6
+
+    def of_compile(self, tokens: float) -> float:
+        """What compiling a chunk takes that attends to nothing but itself."""
+        return self.jobs + self.tokens * tokens / 1e3 + self.pairs * tokens**2 / 1e6
+
+
 class RequestSize(NamedTuple):
     """A request: tokens of its prompt, those computed for it, its chunks, tokens of its reply.
 

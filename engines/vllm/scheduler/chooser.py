@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.sketch import FrequencySketch
-from picbench.engines.costs import KNOTS, RequestSize
+from picbench.engines.costs import RequestSize
 from picbench.engines.planning.keys import Key, pack_numbers
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.planning.policy import Segment
@@ -160,17 +160,15 @@ def choose(costs: MachineCosts, prompt: PromptOffer, kept: float = 1.0) -> Choic
     chunks, every, linked = prompt.chunks, tuple(range(len(prompt.chunks))), costs.of(linked=True)
     ends = (i for i in every if chunks[i].start + chunks[i].tokens > prompt.text_hit)
     cached = next(ends, len(chunks))
-    beyond = sum(linked[8 + n] for n, knot in enumerate(KNOTS) if prompt.tokens > 1e3 * knot)
-    token = (linked[1] + beyond) / 1e3 + linked[2] * prompt.tokens / 1e6
-    saved = [token * (offer.tokens - offer.linked) - linked[4] for offer in chunks]
+    token = linked.of_token(prompt.tokens)
+    saved = [token * (offer.tokens - offer.linked) - linked.chunks for offer in chunks]
 
     missing, refused, costly = [i for i in every if chunks[i].missing], set[int](), set[int]()
     for i in missing:
         _, tokens, _, share, seen = chunks[i]
         if share == 1 and (not seen or i < cached):
             refused.add(i)
-        compiling = linked[5] + linked[1] * tokens / 1e3 + linked[2] * tokens**2 / 1e6
-        if saved[i] * (1 + seen * kept) <= share * compiling:
+        if saved[i] * (1 + seen * kept) <= share * linked.of_compile(tokens):
             costly.add(i)
     paying = tuple(i for i in every if saved[i] > 0 and i not in refused and i not in costly)
     wanted = [paying, tuple(i for i in paying if i >= cached), every]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from operator import mul
 from typing import Any, NamedTuple, Self
 
-from picbench.engines.costs import RequestSize, total
+from picbench.engines.costs import RequestSize, StepCosts, total
 from picbench.engines.model_config import head_size, kv_heads
 
 #: The share of its error that a step corrects where it belongs, and in all costs alike.
@@ -23,11 +23,6 @@ _MOST_IN_ALL, _MOST_EACH = 64.0, 4.0
 #: A step that took longer than so many times what was expected, or shorter, counts as if it had
 #: taken so long: another program may have had the machine.
 _LONGEST = 2.0
-
-#: In the order of `RequestSize.first_token`: a request, thousands of computed tokens, millions of
-#: pairs, thousands of prompt tokens, chunks, compiles, a step with compiles, its start, and
-#: thousands of tokens beyond two knots.
-_Costs = tuple[float, ...]
 
 
 class ModelShape(NamedTuple):
@@ -51,16 +46,18 @@ class ModelShape(NamedTuple):
 
 #: The shape of a measured model, and the costs in seconds that `picbench.profile` fits to TTFT in
 #: the package's grid of it, plain and linked: cpu-testbed.json and h200-llama-3.1-8b.json.
-MEASURED: Mapping[str, tuple[ModelShape, _Costs, _Costs]] = {
+MEASURED: Mapping[str, tuple[ModelShape, StepCosts, StepCosts]] = {
     "cpu": (
         ModelShape(11_403_264, 3_072, 8),
-        (0.00104, 0.137, 0.0212, 0.0369, 0.0, 0.0, 0.0, 0.129, 0.00041, 0.0),
-        (0.0158, 0.133, 0.0828, 0.0130, 0.000934, 0.00578, 0.0, 0.0938, 0.00528, 0.0),
+        StepCosts(0.00104, 0.137, 0.0212, 0.0369, 0.0, 0.0, 0.0, 0.129, 0.00041, 0.0),
+        StepCosts(0.0158, 0.133, 0.0828, 0.0130, 0.000934, 0.00578, 0.0, 0.0938, 0.00528, 0.0),
     ),
     "cuda": (
         ModelShape(6_979_321_856, 131_072, 32),
-        (0.0118, 0.00688, 0.000496, 0.00106, 0.0, 0.0, 0.0, 0.00697, 0.0, 0.0134),
-        (0.0163, 0.00753, 0.000318, 0.000568, 1.14e-5, 0.000707, 0.0, 0.0, 0.0120, 0.00150),
+        StepCosts(0.0118, 0.00688, 0.000496, 0.00106, 0.0, 0.0, 0.0, 0.00697, 0.0, 0.0134),
+        StepCosts(
+            0.0163, 0.00753, 0.000318, 0.000568, 1.14e-5, 0.000707, 0.0, 0.0, 0.0120, 0.00150
+        ),
     ),
 }
 
@@ -81,7 +78,7 @@ class MachineCosts:
         self._costs = self._begun = [_times(one, scale) for one in costs]
         self._slowness, self._corrections = 1.0, (1.0,) * len(scale)
 
-    def of(self, *, linked: bool) -> _Costs:
+    def of(self, *, linked: bool) -> StepCosts:
         """The costs of requests whose chunks are mapped (`linked`), or of others."""
         return self._costs[linked]
 
@@ -109,5 +106,5 @@ def _within(value: float, most: float) -> float:
     return min(most, max(1 / most, value))
 
 
-def _times(one: Sequence[float], other: Sequence[float]) -> _Costs:
-    return tuple(map(mul, one, other))
+def _times(one: Sequence[float], other: Sequence[float]) -> StepCosts:
+    return StepCosts(*map(mul, one, other))
