@@ -65,6 +65,15 @@ def marked_example() -> str:
     return program
 
 
+def told() -> tuple[dict[str, Any], str]:
+    """What the completion's answer says of its prompt when it is sent again, and its header."""
+    text = DOCUMENT.read_text()
+    usage = re.search(r'"pic": (\{"chunk_hit.*?\]\})', text, re.S)
+    header = re.search(r"`x-pic: (.*?)`", text)
+    assert usage and header
+    return json.loads(usage[1]), header[1]
+
+
 def refused() -> list[tuple[dict[str, Any], str]]:
     """What is put into the completion, and what the answer's reason has."""
     rows = _table("in the request")

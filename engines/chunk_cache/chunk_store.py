@@ -91,6 +91,8 @@ class ChunkStore:
         self._unfinished: Counter[Key] = Counter()
         self._leaving: dict[Key, Sequence[Key]] = {}
         self._evicted: OrderedDict[Key, None] = OrderedDict()
+        #: Chunks that began to be compiled, by why.
+        self.compiles = Counter(new=0, evicted=0, lost=0)
         # Of chunks of late: those that a second request used, those that were evicted before.
         self._used_again = self._wasted = 0
 
@@ -119,6 +121,11 @@ class ChunkStore:
     def kept_share(self) -> float:
         """The share of chunks that are used again before they are evicted; with tiers all are."""
         return (1 + self._used_again) / (1 + self._used_again + self._wasted)
+
+    @property
+    def pages(self) -> int:
+        """Pages of chunks in the pool, each once."""
+        return len(self._owners)
 
     def lookup(self, canonicals: Iterable[Canonical]) -> None:
         """Look up in the tiers the chunks that nothing is known of."""
@@ -149,6 +156,7 @@ class ChunkStore:
         record.enter(ChunkState.COMPILING)
         evicted = "evicted" if canonical.key in self._evicted else "new"
         record.missed = "lost" if record.losses else evicted
+        self.compiles[record.missed] += 1
         if record.tiers is ChunkState.MISSING:
             # It is looked up again when it is needed after it was evicted.
             record.tiers = ChunkState.UNKNOWN

@@ -163,6 +163,7 @@ class GuardedTier:
         self._writes = Breaker(backoff or Backoff(), clock)
         self._timebox = Timebox(f"tier {tier.name}", threads)
         self._lock = Lock()
+        self._said_full = False
         self._unread: OrderedDict[Key, None] = OrderedDict()
         self._counts = dict.fromkeys((field.name for field in fields(Counters)), 0)
 
@@ -188,6 +189,11 @@ class GuardedTier:
             for (key, _), stays in zip(items, kept, strict=True):
                 if stays:
                     self._unread.pop(key, None)
+        failing = self._reads.failing or self._writes.failing
+        if not (all(kept) or failing or self._said_full):
+            self._said_full = True
+            text = "tier %s is full: it does not keep what is written (said once, see `refused`)"
+            _LOG.warning(text, self.name)
         return kept
 
     def get(self, keys: Sequence[Key]) -> list[memoryview | None]:

@@ -23,7 +23,8 @@ from picbench.engines.vllm.frontend.request_args import ARGS
 #: Reports of the prompts of one HTTP request, by vLLM's ids.
 Reports = dict[str, dict[str, Any]]
 
-#: The reports of the HTTP request that is being answered: all tasks that answer it have it.
+#: The reports of the HTTP request that is being answered: servers have a task for each, whose
+#: context all tasks that it starts have.
 _REPORTS: ContextVar[Reports | None] = ContextVar("_REPORTS", default=None)
 
 #: Upstream `RequestState.make_request_output`.
@@ -97,11 +98,8 @@ class UsageMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         reports: Reports = {}
-        token = _REPORTS.set(reports)
-        try:
-            await self._app(scope, receive, _Answer(reports, send))
-        finally:
-            _REPORTS.reset(token)
+        _REPORTS.set(reports)
+        await self._app(scope, receive, _Answer(reports, send))
 
 
 class _Answer:
@@ -119,7 +117,7 @@ class _Answer:
             await self._send(message)
         elif message["type"] == "http.response.start":
             # vLLM has the whole answer before it begins to send JSON.
-            if _is_json(message):
+            if any(value.startswith(b"application/json") for _, value in message["headers"]):
                 self._start = message
             else:
                 await self._send(message)
@@ -132,11 +130,7 @@ class _Answer:
                 await self._send_whole(self._start)
 
     async def _send_whole(self, start: Message) -> None:
-        report = joined(self._reports)
-        try:
-            answer = json.loads(self._body)
-        except ValueError:
-            answer = None
+        report, answer = joined(self._reports), json.loads(self._body)
         if _add(answer, report):
             self._body = _dumped(answer)
         added = {b"content-length": str(len(self._body)), b"x-pic": header(report)}
@@ -144,11 +138,6 @@ class _Answer:
         headers = [*kept, *((name, value.encode()) for name, value in added.items())]
         await self._send({**start, "headers": headers})
         await self._send({"type": "http.response.body", "body": self._body})
-
-
-def _is_json(start: Message) -> bool:
-    kinds = (value for name, value in start["headers"] if name.lower() == b"content-type")
-    return any(kind.startswith(b"application/json") for kind in kinds)
 
 
 def _with_events(body: bytes, reports: Reports) -> bytes:

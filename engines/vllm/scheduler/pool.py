@@ -34,6 +34,11 @@ class Pool:
         """Blocks without references: free ones, and idle ones that may be evicted."""
         return self._pool.get_num_free_blocks()
 
+    @property
+    def cached(self) -> int:
+        """Keys under which blocks can be found, in use or idle."""
+        return len(self._pool.cached_block_hash_to_block)
+
     def resident(self, key: Key) -> bool:
         """Whether a block with this key is in the pool, in use or idle."""
         return self._find(key) is not None

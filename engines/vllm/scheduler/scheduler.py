@@ -9,6 +9,7 @@ replaced, but that the cached blocks of planned requests are looked up and count
 requests is dropped also where upstream refuses to (`reset_prefix_cache`, scheduler.py:2869).
 """
 
+import logging
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -27,6 +28,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
+from picbench.engines.chunk_cache.tiers.notation import parse_tiers
 from picbench.engines.vllm.compat import (
     check_completed,
     check_config,
@@ -51,6 +53,9 @@ from picbench.engines.vllm.scheduler.usage import UsageReports
 from picbench.engines.vllm.settings import REJECTED, WORKERS, PicSettings
 from picbench.engines.vllm.transfer.connector import PicConnector
 from picbench.errors import ConfigError, EngineError
+from picbench.plugins import version_of
+
+_LOG = logging.getLogger(__name__)
 
 #: How a request of the linker's own ends whose chunk is computed or loaded.
 _SUCCESS = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
@@ -94,6 +99,10 @@ class PicScheduler(Scheduler):
         listen(self.kv_cache_manager.block_pool, evictions)
         assert isinstance(self.connector, PicConnector)  # `check_config`
         self.connector.set_planner(self._hooks, self.chunk_store)
+        self.connector.report(lambda: self._usage.values(pool))
+        tiers_named = ", ".join(spec.text for spec in parse_tiers(settings.tiers or "")) or "none"
+        what = version_of("picbench"), settings.algorithm, tiers_named, pool.usable
+        _LOG.info("picbench %s: algorithm %s, tiers %s, %d KV blocks of 16 tokens", *what)
 
     def plan_early(self, request: Request) -> None:
         """Plan a request that was received, in whatever thread that is (`early_planning.py`)."""
@@ -372,6 +381,8 @@ class PicScheduler(Scheduler):
 
     def _answer(self, client: int, request_id: str, reason: str) -> None:
         """Have a client told why its request was ended: the reason, one line."""
+        why = "pressure" if reason == REJECTED else "fault"
+        self._usage.totals[f"refused_requests|{why}"] += 1
         output = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR)
         output.stop_reason = reason
         self._answers.append((client, output))

@@ -5,7 +5,7 @@ A report goes to the caller as vLLM's `kv_transfer_params` of an output
 other connectors: of a request that ends at a stop string the engine core does not know the last.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from picbench.engines.planning.keys import Key
 from picbench.engines.request import TokenCounts
 from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs, parsed_args
 from picbench.engines.vllm.scheduler.linker import Link, Linker
+from picbench.engines.vllm.scheduler.pool import Pool
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
@@ -25,7 +26,7 @@ class UsageReports:
 
     A report has the prompt's tokens by kind, and for each chunk its span and its state: `hit`,
     `loaded:TIER`, `compiled`, with the reason why it was missing, or `text`, where none of its KV
-    was reused.
+    was reused. `totals` counts all requests, as `engines.vllm.metrics.SERIES` names things.
     """
 
     def __init__(self, linker: Linker, store: ChunkStore, *, always: bool) -> None:
@@ -33,13 +34,14 @@ class UsageReports:
         self._store = store
         self._always = always
         self._reports: dict[str, dict[str, Any]] = {}
+        self.totals = Counter({"refused_requests|pressure": 0, "refused_requests|fault": 0})
+        for kind in ("chunks", "plain"):
+            self._count(kind, TokenCounts(), requests=0)
 
     def on_scheduled(self, request: "Request", hit_tokens: int) -> None:
         """A user's request was scheduled for the first time, with so many tokens in the cache."""
         args = parsed_args(request)
         asks = args.usage if args else None
-        if not (self._always if asks is None else asks):
-            return
         link = self._linker.link_of(request.request_id)
         if link is None:
             counts = TokenCounts(request.num_prompt_tokens, reused=hit_tokens, prefix=hit_tokens)
@@ -47,8 +49,19 @@ class UsageReports:
             counts = link.cost.tokens
         else:
             return
-        report = {**_tokens(counts), "chunks": list(self._chunks(args, link))}
-        self._reports[request.request_id] = report
+        self._count("chunks" if link else "plain", counts)
+        if self._always if asks is None else asks:
+            report = {**_tokens(counts), "chunks": list(self._chunks(args, link))}
+            self._reports[request.request_id] = report
+
+    def values(self, pool: Pool) -> dict[str, int]:
+        """The totals, and the pool's blocks: a chunk's or a prefix's are in use or idle."""
+        store, totals = self._store, dict(self.totals)
+        totals |= {f"compiled_chunks|{reason}": n for reason, n in store.compiles.items()}
+        blocks = {"usable": pool.usable, "used": pool.usable - pool.available}
+        blocks |= {"chunk": store.pages, "prefix": pool.cached - store.pages}
+        blocks["pinned"] = len(store.pinned_blocks())
+        return totals | {f"kv_blocks|{kind}": count for kind, count in blocks.items()}
 
     def attach(self, outputs: "Iterable[EngineCoreOutputs]") -> None:
         """Add the reports to the outputs of their requests."""
@@ -61,6 +74,17 @@ class UsageReports:
         """Forget the reports of requests that ended without an output."""
         for request in requests:
             self._reports.pop(request.request_id, None)
+
+    def _count(self, kind: str, counts: TokenCounts, requests: int = 1) -> None:
+        self.totals[f"requests|{kind}"] += requests
+        self.totals["compile_tokens"] += counts.compile_work
+        for name, value in _tokens(counts).items():
+            if isinstance(value, Mapping):
+                self.totals.update({f"{name}|{tier}": count for tier, count in value.items()})
+                name, value = "loaded_tokens", sum(value.values())
+            apart = name in ("linked_tokens", "padded_tokens")
+            key = name if apart else f"prompt_tokens|{name.removesuffix('_tokens')}"
+            self.totals[key] += value
 
     def _chunks(self, args: RequestArgs | None, link: Link | None) -> Iterator[dict[str, Any]]:
         names = defaultdict[Key, set[Key]](set)

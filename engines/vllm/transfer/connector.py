@@ -24,6 +24,7 @@ from picbench.engines.chunk_cache.transfers import (
     TransferResults,
 )
 from picbench.engines.vllm.faults import Faults
+from picbench.engines.vllm.metrics import ConnectorMetrics, tier_values
 from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.transfer.step_clock import StepTimesWatch
 from picbench.engines.vllm.transfer.tier_client import TierClient
@@ -62,7 +63,7 @@ class StepTransferResults(KVConnectorWorkerMetadata):
         return StepTransferResults(self.results.merge(other.results))
 
 
-class PicConnector(KVConnectorBase_V1):
+class PicConnector(ConnectorMetrics, KVConnectorBase_V1):
     """Moves chunk KV between the pool and its tiers; the role decides which half is used."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -77,6 +78,8 @@ class PicConnector(KVConnectorBase_V1):
             settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
             tiers = settings.on(vllm_config.device_config.device_type).tiers
             self._tier_client = TierClient(tiers or "")
+            client = self._tier_client
+            self.report(lambda: tier_values(client.counters, client._chunks.arena))
 
     @property
     def requires_kv_delivery(self) -> bool:

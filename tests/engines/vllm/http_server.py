@@ -34,9 +34,10 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A running server; requests to it are JSON, and so are answers."""
+    """A running server; requests to it are JSON, and so are answers. Its log is in `folder`."""
 
     client: httpx.Client
+    folder: Path
 
     def post(self, path: str, **body: Any) -> tuple[int, Any]:
         """Status and answer of a request to the model."""
@@ -99,7 +100,7 @@ def running(
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
             _wait(process, client, log)
-            yield HttpServer(client), process
+            yield HttpServer(client, folder), process
     finally:
         process.terminate()
         process.wait(60)

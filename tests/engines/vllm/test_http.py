@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +12,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from http_faults import environment
-from http_server import MODEL, HttpServer, http_server
+from http_server import MODEL, HttpServer, free_port, http_server
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_queries import panel_queries, rules, samples, unanswered
 from serving_document import bodies, marked_example, refused, with_parts
+from serving_document import told as documented
 from small_engine import small_config
 
 from picbench.engines.engine import Engine
@@ -48,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     limits |= {"max-num-seqs": 8, "chat-template": MARKING}
     limits |= {"middleware": (MIDDLEWARE, USAGE_MIDDLEWARE)}
     folder = tmp_path_factory.mktemp("server")
-    added = environment(folder)
+    added = {**environment(folder), "VLLM_LOGGING_LEVEL": "INFO"}
     with http_server(model_path(), folder, settings, added, **limits) as server:
         yield server
 
@@ -167,6 +173,13 @@ def test_usage_says_what_became_of_a_prompt(server, prompt):
     # vLLM's own count is that of the last prompt.
     assert usage["pic"]["chunk_hit_tokens"] == 2 * prompt["spans"][-1]
     assert [chunk["prompt"] for chunk in usage["pic"]["chunks"]] == [0, 0, 1, 1]
+
+
+def test_the_document_shows_what_an_answer_says(server):
+    body, expected = bodies()[0] | {"model": MODEL, "cache_salt": "document"}, documented()
+    body["vllm_xargs"] = {**body["vllm_xargs"], "pic_usage": True, "pic_algorithm": "naive"}
+    _, answer = [server.client.post(COMPLETIONS, json=body) for _ in range(2)]
+    assert (told(answer.json()), answer.headers["x-pic"]) == expected
 
 
 def test_streams_say_it_with_their_usage(server, prompt):
@@ -756,6 +769,111 @@ def test_a_fault_is_an_error_with_its_reason(server, prompt, fault):
     assert status == 500
     check_fault(answer["error"], fault)
     assert server.post(COMPLETIONS, **body)[1]["choices"] == served["choices"]
+
+
+def series(server: HttpServer) -> dict[str, float]:
+    """picbench's series, by name and label; the model's and the engine's left out."""
+    found = {}
+    for family in text_string_to_metric_families(server.client.get("/metrics").text):
+        for sample in family.samples:
+            labels = [v for k, v in sample.labels.items() if k not in ("engine", "model_name")]
+            if sample.name.startswith("pic_") and not sample.name.endswith("_created"):
+                found["|".join([sample.name, *labels])] = sample.value
+    return found
+
+
+def test_series_equal_what_answers_say_after_a_storm(server, prompt):
+    """Of 120 requests, twelve at a time; one more makes the step that tells the last counts."""
+    server.post(COMPLETIONS, **plain(prompt, max_tokens=1))
+    before = series(server)
+    cached_before = server.metric("prompt_tokens_cached_total")
+
+    def send(number: int) -> dict[str, Any]:
+        algorithm = ("mepic", "naive", "epic", "full", "prefix")[number % 5]
+        body = planned(prompt, algorithm, max_tokens=4, cache_salt=f"storm {number % 7}")
+        body["vllm_xargs"]["pic_usage"] = True
+        status, answer = server.post(COMPLETIONS, **body)
+        assert status == 200, answer
+        return told(answer)
+
+    with ThreadPoolExecutor(12) as pool:
+        reports = list(pool.map(send, range(120)))
+    last = server.post(COMPLETIONS, **plain(prompt, max_tokens=1))[1]["usage"]["prompt_tokens"]
+    after = series(server)
+    rose = {name: value - before.get(name, 0) for name, value in after.items()}
+    sums = {k: sum(r[f"{k}_tokens"] for r in reports) for k in ("chunk_hit", "compiled", "linked")}
+    assert sums["chunk_hit"] > sums["compiled"] > 0 < sums["linked"]
+    for kind in ("chunk_hit", "compiled"):
+        assert rose[f"pic_prompt_tokens_total|{kind}"] == sums[kind]
+    assert rose["pic_linked_tokens_total"] == sums["linked"]
+    assert rose["pic_padded_tokens_total"] == sum(r["padded_tokens"] for r in reports)
+    assert rose["pic_requests_total|chunks"] == 72
+    assert rose["pic_requests_total|plain"] == 49
+    kinds = ("chunk_hit", "prefix_hit", "loaded", "compiled", "computed")
+    every = [rose[f"pic_prompt_tokens_total|{kind}"] for kind in kinds]
+    assert sum(every) == 120 * len(prompt["prompt"]) + last
+    cached = server.metric("prompt_tokens_cached_total") - cached_before
+    assert sum(every[:3]) == cached
+    assert sum(v for n, v in rose.items() if n.startswith("pic_loaded")) == every[2]
+    assert after["pic_tier_capacity_bytes|host"] <= 4 << 20
+    assert 0 < after["pic_tier_held_bytes|host"] <= after["pic_tier_capacity_bytes|host"]
+    assert (
+        rose["pic_tier_bytes_total|written|host"] >= 0 < after["pic_tier_stores_total|stored|host"]
+    )
+    assert after["pic_kv_blocks|usable"] == 119
+
+
+def test_a_fault_is_counted(server, prompt):
+    name = "pic_refused_requests_total|fault"
+    before = series(server)[name]
+    server.post(COMPLETIONS, **planned(prompt, "epic:k=4"), request_id="fail-plan")
+    server.post(COMPLETIONS, **plain(prompt, max_tokens=1))
+    assert series(server)[name] == before + 1
+
+
+@pytest.mark.parametrize("query", [*panel_queries(), *(rule["expr"] for rule in rules())])
+def test_queries_of_dashboard_and_alerts_read_what_is_exposed(server, query):
+    assert unanswered(query, samples(server.client.get("/metrics").text)) == []
+
+
+@pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed")
+def test_a_prometheus_answers_every_query_of_the_dashboard(server, prompt, tmp_path):
+    url = str(server.client.base_url).removeprefix("http://")
+    scraped = {"job_name": "picbench", "static_configs": [{"targets": [url]}]}
+    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [scraped]}
+    (tmp_path / "prometheus.yaml").write_text(json.dumps(config))
+    port = free_port()
+    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yaml"]
+    command += [f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    empty = queries = panel_queries()
+    try:
+        deadline = time.monotonic() + 60
+        while empty and time.monotonic() < deadline:
+            server.post(COMPLETIONS, **planned(prompt, "mepic", max_tokens=2))
+            time.sleep(1)
+            empty = [query for query in queries if not results(port, query)]
+        assert not empty
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def results(port: int, query: str) -> list[Any]:
+    """What a Prometheus answers; nothing while it starts."""
+    try:
+        url = f"http://127.0.0.1:{port}/api/v1/query"
+        found: list[Any] = httpx.get(url, params={"query": query}).json()["data"]["result"]
+    except (httpx.TransportError, ValueError):
+        return []
+    return [one for one in found if one["value"][1] != "NaN"]
+
+
+def test_the_log_says_in_vllms_format_what_serves(server):
+    log = (server.folder / "server.log").read_text()
+    [line] = [line for line in log.splitlines() if " algorithm mepic, tiers " in line]
+    assert re.match(r"^\(EngineCore.*pid=\d+\)\x1b?.*INFO .*picbench \d", line), line
+    assert "tiers host:4MiB, 119 KV blocks of 16 tokens" in line
 
 
 def wait_until_idle(server: HttpServer, prompt: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from scheduler_bench import Bench, bench
 from vllm.v1.request import RequestStatus
 
 from picbench.engines.chunk_cache.transfers import TransferResults
+from picbench.engines.vllm.metrics import GAUGES, PicStats
 
 #: Chunks of two, of two and a half and of three blocks.
 A, B, C = tuple(range(100, 132)), tuple(range(200, 240)), tuple(range(300, 348))
@@ -116,3 +117,37 @@ def test_nothing_is_kept_of_requests_that_end_early(llama: Path) -> None:
     assert given.scheduler._usage._reports.keys() == {"one"}
     given.scheduler.finish_requests("one", RequestStatus.FINISHED_ABORTED)
     assert not given.scheduler._usage._reports
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_steps_tell_adds_up_to_what_the_scheduler_counted(llama: Path, ahead: bool) -> None:
+    given = bench(llama, blocks=14, counts=True, ahead=ahead, on_pressure="reject")
+    for number in range(30):
+        chunks = [A, B][: number % 3]
+        name = f"r{number}"
+        given.submit(name, *chunks, question=tuple(range(number + 1)), algorithm="mepic", tag=name)
+        given.run(100)
+    given.submit("large", A, question=tuple(range(150)))
+    given.submit("refused", B, question=tuple(range(100)))
+    given.run(100)
+    given.submit("last", A, B)
+    given.run(100)
+    seen: dict[str, int] = {}
+    for stats in given.counted:
+        seen = PicStats(seen).aggregate(PicStats(stats.kv_connector_stats or {})).data
+    scheduler = given.scheduler
+    now = scheduler._usage.values(scheduler._pool)
+    counters = {name for name in now if not name.startswith(GAUGES)}
+    assert {n: seen[n] for n in counters} == {n: now[n] for n in counters}
+    costs = [scheduler.linker.take_cost(f"r{number}") for number in range(30)]
+    of_chunks = [cost.tokens for cost in costs if cost]
+    assert now["requests|chunks"] >= len(of_chunks) == 20
+    assert now["linked_tokens"] >= sum(tokens.linked for tokens in of_chunks) > 0
+    kinds = ("chunk_hit", "prefix_hit", "loaded", "compiled", "computed")
+    prompts = sum(len(A) * (n % 3 > 0) + len(B) * (n % 3 > 1) + n + 1 for n in range(30))
+    assert sum(now[f"prompt_tokens|{kind}"] for kind in kinds) >= prompts
+    assert now["compiled_chunks|evicted"] > 0
+    assert now["compiled_chunks|new"] == 2
+    assert now["refused_requests|pressure"] == 1
+    assert 0 < now["kv_blocks|chunk"] <= now["kv_blocks|usable"] == 14
+    assert now["kv_blocks|used"] == now["kv_blocks|pinned"] == 0
