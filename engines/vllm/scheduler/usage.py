@@ -43,12 +43,10 @@ class UsageReports:
         args = parsed_args(request)
         asks = args.usage if args else None
         link = self._linker.link_of(request.request_id)
-        if link is None:
-            counts = TokenCounts(request.num_prompt_tokens, reused=hit_tokens, prefix=hit_tokens)
-        elif link.cost is not None:
-            counts = link.cost.tokens
-        else:
+        if link and link.cost is None:  # It could not be counted.
             return
+        plain = TokenCounts(request.num_prompt_tokens, reused=hit_tokens, prefix=hit_tokens)
+        counts = link.cost.tokens if link and link.cost else plain
         self._count("chunks" if link else "plain", counts)
         if self._always if asks is None else asks:
             report = {**_tokens(counts), "chunks": list(self._chunks(args, link))}

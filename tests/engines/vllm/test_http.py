@@ -256,18 +256,45 @@ def test_what_another_server_put_into_redis_is_external(
     limits = {"max-model-len": CONTEXT, "num-gpu-blocks-override": 120, "max-num-seqs": 8}
     body = planned(prompt, "mepic", max_tokens=1)
     answers, sources = [], []
+    shown = {"VLLM_LOGGING_LEVEL": "INFO"}
     for _ in range(2):
-        with http_server(model_path(), tmp_path, settings, **limits) as server:
+        with http_server(model_path(), tmp_path, settings, shown, **limits) as server:
             answers.append(server.post(COMPLETIONS, **body)[1])
             sources.append({name: count for name, count in by_source(server).items() if count})
             deadline = time.monotonic() + 30
             with redis_process.client() as client:
                 while not client.dbsize() and time.monotonic() < deadline:
                     time.sleep(0.1)
+            if len(answers) == 2:
+                check_outage(server, redis_process, body)
     first, second = (cached(answer) for answer in answers)
     assert first == 0
     assert sources == [{}, {"external_unspecified": second}]
     assert second > 0
+
+
+def check_outage(server: HttpServer, redis: Any, body: dict[str, Any]) -> None:
+    """A redis that is killed and comes back: in a series with the next request, and in the log."""
+    name = redis.address
+    faults = f"pic_tier_faults_total|error|{name}"
+    assert series(server)[faults] == 0
+
+    def said(text: str) -> list[str]:
+        lines = (server.folder / "server.log").read_text().splitlines()
+        return [line for line in lines if f"tier {name} {text}" in line]
+
+    redis.kill()
+    assert server.post(COMPLETIONS, **body, cache_salt="gone")[0] == 200
+    assert series(server)[faults] > 0
+    [line] = said("fails: ")
+    assert re.match(r"^\(\w+ pid=\d+\) WARNING ", line), line
+    redis.start()
+    deadline = time.monotonic() + 60
+    while not said("answers again") and time.monotonic() < deadline:
+        salt = f"back {time.monotonic()}"
+        assert server.post(COMPLETIONS, **body, cache_salt=salt)[0] == 200
+        time.sleep(0.2)
+    assert len(said("answers again")) == len(said("fails: ")) == 1
 
 
 #: Ids of the vocabulary that the passages do not have.
