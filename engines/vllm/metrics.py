@@ -93,9 +93,10 @@ class ConnectorMetrics:
         now, told = self._read(), self._told
         self._told = dict(now)
         changed = {name: value for name, value in now.items() if value != told.get(name)}
-        for name in changed:
-            if not name.startswith(GAUGES):
-                changed[name] -= told.get(name, 0)
+        for name, value in changed.items():
+            # A count that fell began anew: that of a tier which took the place of another.
+            if not name.startswith(GAUGES) and value >= (before := told.get(name, 0)):
+                changed[name] = value - before
         return PicStats(changed)
 
     @classmethod

@@ -80,6 +80,14 @@ def test_counters_are_told_by_what_they_rose_and_gauges_as_they_are() -> None:
     assert PicStats({**logged, **every.data, "tier_faults|error|host": 0}).reduce() == logged
 
 
+def test_counts_of_a_tier_that_took_the_place_of_another_begin_anew() -> None:
+    counts = iter([70, 3, 5])
+    connector = ConnectorMetrics()
+    connector.report(lambda: {"tier_loads|hit|host": next(counts)})
+    told = [connector.get_kv_connector_stats() for _ in range(3)]
+    assert [one and one.data["tier_loads|hit|host"] for one in told] == [70, 3, 2]
+
+
 def test_tiers_tell_what_their_counters_have(tmp_path: Path) -> None:
     client = TierClient(f"host:64KiB,disk:{tmp_path}:1MiB")
     client.register_kv_caches([torch.zeros(8, 1, 16, 4)])
