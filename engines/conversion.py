@@ -293,17 +293,13 @@ def make_result(
         tokens=tuple(completion.token_ids),
         prompt_tokens=tuple(prepared.prompt_token_ids),
         timings=_timings(output, len(completion.token_ids), late),
-        counts=cost.tokens if cost else _stock(len(prepared.prompt_token_ids), cached),
+        counts=cost.tokens if cost else TokenCounts.plain(len(prepared.prompt_token_ids), cached),
         hits=cost.hits if cost else Hits(prefix=cached // BLOCK_SIZE),
         choice=cost.choice if cost else None,
         finish_reason="rejected" if rejected else completion.finish_reason,
         logprobs=None if steps is None else tuple(map(_logprobs_of, steps)),
         error=str(completion.stop_reason or "no reason given") if failed else None,
     )
-
-
-def _stock(prompt: int, cached: int) -> TokenCounts:
-    return TokenCounts(prompt, reused=cached, prefix=cached)
 
 
 def _check_fits(prompt: int, limit: int, running: Launched) -> None:

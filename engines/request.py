@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 #: The finish reason of a request that an error ended.
 FAILED = "error"
@@ -117,6 +118,11 @@ class TokenCounts:
     prefix: int | None = 0
     compile_work: int = 0
     loaded: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def plain(cls, prompt: int, cached: int) -> Self:
+        """Of a request without a plan, of which prefix caching found `cached` tokens."""
+        return cls(prompt, reused=cached, prefix=cached)
 
     @property
     def computed(self) -> int | None:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from picbench.engines.algorithms.anchors import Anchors
-from picbench.engines.algorithms.base import NumberRange, option
-from picbench.engines.algorithms.naive import Naive
+from picbench.engines.algorithms.base import option
+from picbench.engines.algorithms.naive import Naive, temperature
 from picbench.engines.planning.policy import Anchor
 
 
@@ -24,6 +24,4 @@ class Ape(Naive):
     summary: ClassVar[str] = "after APE: chunks share a prefix and are attended to more sharply"
 
     anchor: Anchor = option(Anchor(head=True), "what chunks are compiled after", Anchors())  # noqa: RUF009
-    temperature: float = option(
-        0.9, "what scores of chunks are divided by before their softmax", NumberRange(0.1, 10.0)
-    )
+    temperature: float = temperature(0.9)

@@ -291,6 +291,7 @@ class ChunkStore:
                 self._wasted += record.hits == 1 and not self._tiers
                 self._remove(record)
                 self._evicted[key] = None
+                self._evicted.move_to_end(key)
                 if len(self._evicted) > _MAX_EVICTED:
                     self._evicted.popitem(last=False)
         if not self._owners.get(page, True):

@@ -53,7 +53,7 @@ class PromptCost:
     @classmethod
     def of_text(cls, prompt: int, hit_tokens: int, block_size: int, choice: Choice | None) -> Self:
         """The cost of a prompt whose chunks are text, of which prefix caching found so much."""
-        tokens = TokenCounts(prompt, reused=hit_tokens, prefix=hit_tokens)
+        tokens = TokenCounts.plain(prompt, hit_tokens)
         return cls(tokens, Hits(prefix=hit_tokens // block_size), choice)
 
     @classmethod

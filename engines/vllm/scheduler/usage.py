@@ -45,7 +45,7 @@ class UsageReports:
         link = self._linker.link_of(request.request_id)
         if link and link.cost is None:  # It could not be counted.
             return
-        plain = TokenCounts(request.num_prompt_tokens, reused=hit_tokens, prefix=hit_tokens)
+        plain = TokenCounts.plain(request.num_prompt_tokens, hit_tokens)
         counts = link.cost.tokens if link and link.cost else plain
         self._count("chunks" if link else "plain", counts)
         if self._always if asks is None else asks:

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from core_requests import core_request
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GenerationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
@@ -72,18 +73,7 @@ class TestSamples:
     @pytest.fixture
     def queue(self, processor: OutputProcessor) -> RequestOutputCollector:
         params = SamplingParams(n=2, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
-        request = EngineCoreRequest(
-            request_id="both",
-            external_req_id="both",
-            prompt_token_ids=[5, 6],
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=0.0,
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
+        request = core_request("both", params)
         parent = ParentRequest(request)
         queue = RequestOutputCollector(params.output_kind, "both")
         for index in range(2):

@@ -6,12 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
+from core_requests import core_request
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
@@ -146,18 +147,7 @@ class TestOutputs:
 
     def add(self, processor: OutputProcessor, kind: RequestOutputKind, n: int) -> Any:
         params = SamplingParams(n=n, output_kind=kind, detokenize=False)
-        request = EngineCoreRequest(
-            request_id="one",
-            external_req_id="one",
-            prompt_token_ids=[5, 6],
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=0.0,
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
+        request = core_request("one", params)
         queue = RequestOutputCollector(kind, "one")
         parent = ParentRequest(request) if n > 1 else None
         for index in range(n):
