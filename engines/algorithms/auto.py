@@ -15,7 +15,7 @@ _MEPIC = Mepic()
 class Auto(Algorithm):
     """Serve a request's chunks as another algorithm does, or as text, or some of them so.
 
-    Compiled: chunks that were seen before, if that is expected to pay. Linked and shared: as under
+    Compiled: chunks for which that is expected to pay, now and later. Linked and shared: as under
     the algorithm after the colon (``auto:naive``), or mepic. An engine decides when a request
     arrives (`picbench.engines.vllm.scheduler.chooser`); elsewhere all chunks are chunks.
     """

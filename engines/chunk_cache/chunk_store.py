@@ -323,6 +323,7 @@ class ChunkStore:
 
         vLLM may have slept, or have loaded other weights, before the next step runs.
         """
+        self._used_again = self._wasted = 0
         self._owners.clear()
         stores, self.commands.stores = self.commands.stores, []
         for record in [self.get(store.key) for store in stores]:

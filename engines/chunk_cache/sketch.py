@@ -27,6 +27,13 @@ class FrequencySketch:
     def __init__(self) -> None:
         self._rows = tuple(bytearray(_WIDTH) for _ in range(_ROWS))
         self._seen = 0
+        # Chunks that were seen, and those of them that were seen again.
+        self._first = self._again = 0
+
+    @property
+    def recurrence(self) -> float:
+        """The share of new chunks that come again: a half before any was seen (Laplace's rule)."""
+        return (1 + self._again) / (2 + self._first)
 
     def count(self, key: Key) -> int:
         """How often a chunk was seen, or a bit more; at most 255."""
@@ -41,9 +48,12 @@ class FrequencySketch:
             for row, place in places:
                 if row[place] == before:
                     row[place] = before + 1
+        self._first += before == 0
+        self._again += before == 1
         self._seen += 1
         if self._seen >= _AGE:
             self._seen = 0
+            self._first, self._again = self._first // 2, self._again // 2
             for row in self._rows:
                 row[:] = row.translate(_HALVES)
         return before

@@ -100,8 +100,10 @@ def server_command(
     ours = fixed | {flag: value for flag, value, _ in chosen}
     start: tuple[str, ...] = (sys.executable, "-m", _ENTRY)
     if not cpu:
-        vllm = which("vllm", path=Path(sys.executable).parent) or "vllm"
-        start = (vllm, "serve", ours.pop("model"))
+        vllm = which("vllm", path=Path(sys.executable).parent)
+        # Where packages are in a folder of their own, there are no scripts.
+        script = (vllm,) if vllm else (sys.executable, "-m", "vllm.entrypoints.cli.main")
+        start = (*script, "serve", ours.pop("model"))
     words = (_words(*flag) for flag in ours.items() if flag[0] not in given)
     # vLLM takes several.
     added = pic.middleware

@@ -237,6 +237,54 @@ def find_ratios(measured: MeasuredGrid) -> list[SeedRatios]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenTime:
+    """A time of `auto`, and of mepic, over the better of `RIVALS` at a point: medians of seeds."""
+
+    point: GridPoint
+    quantity: Quantity
+    auto: float
+    mepic: float
+    ratios: tuple[float, ...]
+
+
+def find_chosen(measured: MeasuredGrid) -> list[ChosenTime]:
+    """All times of the points that `auto` was served at."""
+    found = []
+    for quantity, (point, cells) in product(QUANTITIES[:2], measured.points().items()):
+        own = [cell.arms for cell in cells if grid.AUTO in cell.arms]
+        if not own or not quantity.loads(point.load):
+            continue
+        best = [min(quantity.value(arms[r]) for r in RIVALS if r in arms) for arms in own]
+        both = {
+            arm: tuple(quantity.value(a[arm]) / other for a, other in zip(own, best, strict=True))
+            for arm in (grid.AUTO, SUBJECT)
+        }
+        middles = median(both[grid.AUTO]), median(both[SUBJECT])
+        found.append(ChosenTime(point, quantity, *middles, both[grid.AUTO]))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """How well `auto` chose: of so many `cells`, it was over 3 % slower than the better rival in
+    some, by `worst` at most; where mepic wins, it kept this share of the gain.
+    """
+
+    cells: int
+    lost_over_3_percent: int
+    worst: float
+    kept_of_gain: float
+
+    @classmethod
+    def of(cls, chosen: Sequence[ChosenTime]) -> "Choosing":
+        """Judge times, of which there is one at least; without a gain all of it is kept."""
+        gain = sum(1 - one.mepic for one in chosen if one.mepic < 1)
+        kept = sum(1 - one.auto for one in chosen if one.mepic < 1)
+        lost, worst = sum(one.auto > 1.03 for one in chosen), max(one.auto for one in chosen)
+        return cls(len(chosen), lost, worst, kept / gain if gain else 1.0)
+
+
 def crossing(ratios: Mapping[float, float]) -> float | None:
     """The least reuse from which on mepic is better, by a straight line between the points.
 
@@ -330,6 +378,7 @@ def render_page(
         figures,
         f"## Where `{SUBJECT}` loses",
         _losses(ratios),
+        _choices(find_chosen(measured)),
         *notes,
     )
 
@@ -378,13 +427,41 @@ def _losses(ratios: Sequence[SeedRatios]) -> str:
             (
                 *(found.quantity.text, found.rival, f"{found.point.reuse:.0%}"),
                 *_traffic(found.point),
-                f"{found.middle:.2f} ({low:.2f} - {high:.2f}, n={len(found.ratios)})",
+                _spread(found.middle, found.ratios),
                 "yes" if high < 1 or low > 1 else "no",
             )
         )
     head = ("figure", "against", "reuse", *_TRAFFIC, "ratio, median (range)", "all seeds agree")
     share = f"{len(lost)} of {len(ratios)} comparisons, the largest loss first."
     return paragraphs(share, table(head, rows, right=2))
+
+
+def _choices(chosen: Sequence[ChosenTime]) -> str:
+    """The section about `auto`; nothing where it was not served."""
+    if not chosen:
+        return ""
+    found = Choosing.of(chosen)
+    rows = [
+        (
+            *(one.quantity.text, f"{one.point.reuse:.0%}", *_traffic(one.point)),
+            *(_spread(one.auto, one.ratios), f"{one.mepic:.2f}"),
+        )
+        for one in sorted(chosen, key=lambda one: -one.auto)
+        if one.auto > 1.03
+    ]
+    head = ("figure", "reuse", *_TRAFFIC, "auto, median (range)", "mepic")
+    return paragraphs(
+        f"## `{grid.AUTO}` and the better of {' and '.join(RIVALS)}",
+        f"Times of `{grid.AUTO}` over those of the better one, seed by seed. More than 3 % slower "
+        f"in {found.lost_over_3_percent} of {found.cells} cells, {found.worst:.2f} at most. Where "
+        f"`{SUBJECT}` is the sooner one, `{grid.AUTO}` keeps {found.kept_of_gain:.2f} of the gain "
+        "(the sum of what is saved of the better one's times).",
+        table(head, rows, right=1) if rows else "",
+    )
+
+
+def _spread(middle: float, ratios: Sequence[float]) -> str:
+    return f"{middle:.2f} ({min(ratios):.2f} - {max(ratios):.2f}, n={len(ratios)})"
 
 
 def _crossing_table(ratios: Sequence[SeedRatios]) -> str:

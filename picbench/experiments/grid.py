@@ -42,10 +42,13 @@ DATA = Path(__file__).parent / "data" / "break_even.yaml"
 #: Ids that every model's vocabulary has; the first ones are often special.
 IDS = range(16, 1000)
 
+#: The arm that chooses, request by request: its times are of no one kind, so none are fitted to it.
+AUTO = "auto"
+
 #: Arms that are compared, those that stock vLLM serves on a GPU, and those that are compared at a
 #: rate of arrivals, where seconds pass whatever is served.
 ARMS = ("full", "prefix", "reorder", "mepic", "naive")
-_STOCK, _RATED = ("full", "prefix", "reorder"), ("prefix", "reorder", "mepic")
+_STOCK, _RATED = ("full", "prefix", "reorder"), ("prefix", "reorder", "mepic", AUTO)
 
 #: Tokens of a prompt beside its chunks, about.
 _TEXT = 48
@@ -258,13 +261,15 @@ def make_requests(arm: str, batches: Sequence[SampleBatch], *, stock: bool) -> I
     """The requests of each batch that has any, as an arm sends them.
 
     Nothing fills the cache of `full`, which has none; where a `stock` engine serves it, each of its
-    requests is a tenant.
+    requests is a tenant. What fills that of `auto` is served both as text and as chunks.
     """
     index, tenants, reordered = ContextIndex(), count(1), arm == "reorder"
     algorithm = None if stock else "prefix" if reordered else arm
     for batch in batches:
         if not batch.measured and arm == "full":
             continue
+        if not batch.measured and arm == AUTO:
+            yield batch, [to_request(sample, "prefix") for sample in batch.samples]
         sent = (reorder(s, index) if reordered else s for s in batch.samples)
         # What fills a cache is compiled, also where chunks may be served as text.
         named = algorithm if batch.measured or stock else of_chunks(parse(arm)).served
@@ -373,7 +378,7 @@ class GridEngines:
     ) -> GridFacts:
         """What is measured here, and on what; engines are described by themselves."""
         engine, facts = found[self.name("mepic")], runner.facts_of(settings)
-        graphs = {arm: int(str(found[self.name(arm)]["graph_tokens"])) for arm in ARMS}
+        graphs = {arm: int(str(found[self.name(arm)]["graph_tokens"])) for arm in (*ARMS, AUTO)}
         return GridFacts(
             hardware=str(facts["gpu"]),
             versions={name: str(facts[name]) for name in ("driver", "torch", "vllm", "commit")},

@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
+from picbench.engines.algorithms.auto import Auto
 from picbench.engines.costs import RequestSize
 from picbench.errors import ConfigError, first_refusal
 from picbench.files import write_json
@@ -403,7 +404,9 @@ class _ArmKind:
     def _observed(self, measured: MeasuredGrid) -> Iterator[tuple[GridPoint, list[ArmCell]]]:
         """Each point of a closed loop, and the repeats of each arm of the kind in it."""
         known = dict.fromkeys(arm for cell in measured.cells for arm in cell.arms)
-        arms = [arm for arm in known if links_chunks(arm) is self._linked]
+        # What chooses request by request has times of both kinds.
+        fixed = [arm for arm in known if not isinstance(_REGISTRY.parse(arm), Auto)]
+        arms = [arm for arm in fixed if links_chunks(arm) is self._linked]
         for point, cells in measured.points().items():
             for arm in arms if point.closed else ():
                 if repeats := [cell.arms[arm] for cell in cells if arm in cell.arms]:

@@ -1,11 +1,14 @@
 """Which chunks of a request are served as chunks and which as text: those that are sooner so.
 
-A chunk that is missing and was seen before is expected to come as often again, if it stays in the
-pool until then, and what later requests save is set against its compile. Chunks that are new are
-compiled only where that by itself is sooner: those of a long prompt do not attend to one another.
+A chunk that is missing is compiled if what this request and later ones save is expected to be more
+than its compile takes. One that was seen before is expected to come as often again, and a new one
+as most new chunks did lately, if it stays in the pool until then.
+
+A request that comes to a busy engine waits for others, and they for it: what counts then is what it
+takes of the engine, and not when its own first token would be there.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -23,23 +26,27 @@ from picbench.engines.vllm.scheduler.pool import Pool
 #: is wrong, a chunk is computed as text that could have been loaded, or waits for a slow tier.
 _LOAD = 0.2
 
-#: What all chunks may take, some of which were not seen before and are compiled now, of the time of
-#: the best other way: costs may be wrong, and what is compiled takes room of others.
-_SURE = 0.9
+#: What compiling chunks that were not seen before must save at least, as a share of the time as
+#: text: costs may be wrong, and what is compiled takes room of others.
+_MARGIN = 0.1
+
+#: So many other requests make an engine busy.
+_BUSY = 2
 
 
 class Offer(NamedTuple):
     """A chunk of a prompt: its first token there, its tokens, and those that are linked.
 
     `missing` is the share of its compile that serving it as a chunk takes, from 0, resident, to 1.
-    It was `seen` so often before.
+    It is expected to be used so many times again; one that is not `known` was never seen.
     """
 
     start: int
     tokens: int
     linked: int
     missing: float = 0.0
-    seen: int = 0
+    uses: float = 0.0
+    known: bool = True
 
 
 class PromptOffer(NamedTuple):
@@ -58,9 +65,12 @@ class PromptOffer(NamedTuple):
 class Chooser:
     """Chooses for the requests of one scheduler, and remembers which chunks were seen."""
 
-    def __init__(self, costs: MachineCosts, store: ChunkStore, pool: Pool) -> None:
+    def __init__(
+        self, costs: MachineCosts, store: ChunkStore, pool: Pool, others: Callable[[], int]
+    ) -> None:
+        """`others` counts the requests that the engine has."""
         self.costs = costs
-        self._store, self._pool = store, pool
+        self._store, self._pool, self._others = store, pool, others
         self.forget()
 
     def forget(self) -> None:
@@ -69,7 +79,7 @@ class Chooser:
 
     def if_new(self, segments: Sequence[Segment], scope: str, text_hit: int) -> Choice | None:
         """All text for a prompt of a tenant of which no chunk was seen before; None for others,
-        and for one that is sooner as chunks all the same.
+        and for one that is better served as chunks all the same.
 
         Such a prompt needs no plan, which takes far longer than this.
         """
@@ -78,9 +88,10 @@ class Chooser:
             return None
         for segment in segments:
             if segment.chunk:
-                offers.append(Offer(at, len(segment.tokens), 0, 1.0))
+                uses = self._sketch.recurrence
+                offers.append(Offer(at, len(segment.tokens), 0, 1.0, uses, known=False))
             at += len(segment.tokens)
-        choice = choose(self.costs, PromptOffer(at, offers, text_hit))
+        choice = self._best(PromptOffer(at, offers, text_hit))
         if len(choice.texts) < choice.chunks:
             return None
         for name in dict.fromkeys(names):
@@ -98,13 +109,14 @@ class Chooser:
         """How to serve a prompt whose chunks have these `keys`, and are all chunks in `plan`.
 
         Of its text vLLM's prefix cache has the first `text_hit` tokens. Chunks that are missing,
-        and that the prefix cache does not have either, are seen by this.
+        and that the prefix cache does not have either, are seen by this, and those that are used
+        for the first time since they were compiled.
         """
         named = dict(zip(keys, _names(segments, scope), strict=True))
         canonicals = {canonical.key: canonical for canonical in plan.canonicals}
         views, names = iter(plan.placed), iter(keys)
         picked = plan.picks.count // len(keys) if plan.picks else 0
-        seen: dict[Key, int] = {}
+        new, seen = self._sketch.recurrence, dict[Key, int]()
         offers, at = list[Offer](), 0
         for segment in segments:
             tokens = len(segment.tokens)
@@ -113,20 +125,26 @@ class Chooser:
                 if (canonical := canonicals.get(key)) is not None:
                     linked = picked + tokens - next(views).view.real
                     missing = self._missing(canonical)
-                if missing and key not in seen:
-                    cached = at + tokens <= text_hit
+                if key not in seen and (missing or self._store.get(key).hits < 2):
+                    cached = missing and at + tokens <= text_hit
                     seen[key] = (self._sketch.count if cached else self._sketch.note)(named[key])
-                offers.append(Offer(at, tokens, linked, missing, seen.get(key, 0)))
+                times = seen.get(key, 0)
+                known = times > 0 or missing < 1
+                offers.append(Offer(at, tokens, linked, missing, times or new, known))
             at += tokens
         fresh = self._pool.find_first(page.key or b"" for page in plan.computed)
         plan_hit = 0 if plan.copies else sum(page.real for page in plan.computed[: len(fresh)])
-        prompt = PromptOffer(at, offers, text_hit, plan_hit)
-        return choose(self.costs, prompt, self._store.kept_share)
+        return self._best(PromptOffer(at, offers, text_hit, plan_hit))
 
     def note(self, segments: Sequence[Segment], scope: str) -> None:
         """Chunks of a tenant are seen that are compiled, whatever would be sooner."""
         for name in _names(segments, scope):
             self._sketch.note(name)
+
+    def _best(self, prompt: PromptOffer) -> Choice:
+        """The best way to serve a prompt now."""
+        busy = self._others() >= _BUSY
+        return choose(self.costs, prompt, self._store.kept_share, busy=busy)
 
     def _missing(self, canonical: Canonical) -> float:
         """The share of its compile that serving a chunk as one takes."""
@@ -150,41 +168,49 @@ def _names(segments: Sequence[Segment], scope: str) -> list[Key]:
     return names
 
 
-def choose(costs: MachineCosts, prompt: PromptOffer, kept: float = 1.0) -> Choice:
-    """How a request is to be served.
+def choose(
+    costs: MachineCosts, prompt: PromptOffer, kept: float = 1.0, *, busy: bool = False
+) -> Choice:
+    """How a request is to be served; in a `busy` engine, for the sake of all requests.
 
     `kept` is the share of compiled chunks that come again while they are in the pool. Compared are
     all text, all chunks, and mixtures: the chunks that pay one by one, with or without those that
     the prefix cache has. The best has the least time, less what later requests save.
     """
-    chunks, every, linked = prompt.chunks, tuple(range(len(prompt.chunks))), costs.of(linked=True)
+    chunks, every = prompt.chunks, tuple(range(len(prompt.chunks)))
+    linked, seconds_of = costs.of(linked=True, busy=busy), costs.work if busy else costs.first_token
     ends = (i for i in every if chunks[i].start + chunks[i].tokens > prompt.text_hit)
     cached = next(ends, len(chunks))
     token = linked.of_token(prompt.tokens)
     saved = [token * (offer.tokens - offer.linked) - linked.chunks for offer in chunks]
 
-    missing, refused, costly = [i for i in every if chunks[i].missing], set[int](), set[int]()
-    for i in missing:
-        _, tokens, _, share, seen = chunks[i]
-        if share == 1 and (not seen or i < cached):
-            refused.add(i)
-        if saved[i] * (1 + seen * kept) <= share * linked.of_compile(tokens):
-            costly.add(i)
-    paying = tuple(i for i in every if saved[i] > 0 and i not in refused and i not in costly)
-    wanted = [paying, tuple(i for i in paying if i >= cached), every]
-    least = expected = costs.first_token(_size(prompt, ()))
+    # Chunks that are missing and that the prefix cache has, and those that were never seen.
+    double, unsure, paying = set[int](), set[int](), list[int]()
+    for i, (_, tokens, _, share, uses, known) in enumerate(chunks):
+        if share == 1 and i < cached:
+            double.add(i)
+        if not known:
+            unsure.add(i)
+        worth = saved[i] * (1 + uses * kept) * (1 if known else 1 - _MARGIN)
+        if saved[i] > 0 and worth > share * linked.of_compile(tokens) and i not in double:
+            paying.append(i)
+    wanted = [tuple(paying), tuple(i for i in paying if i >= cached), every]
+    least = text = seconds_of(_size(prompt, ()))
     best: tuple[int, ...] = ()
     for own in dict.fromkeys(filter(None, wanted)):
-        seconds = costs.first_token(_size(prompt, own))
-        worth = seconds - _later(costs, prompt, own, saved, kept)
-        sure = seconds <= _SURE * expected or refused.isdisjoint(own)
-        if worth < least and sure:
-            best, least, expected = own, worth, seconds
+        worth, margin = seconds_of(_size(prompt, own)), 0.0
+        if double.isdisjoint(own):
+            worth -= _later(seconds_of, prompt, own, saved, kept)
+        if not (double | unsure).isdisjoint(own):
+            margin = _MARGIN * text
+        if worth < least - margin:
+            best, least = own, worth
+    expected = costs.first_token(_size(prompt, best))
     return Choice(len(chunks), tuple(sorted({*every}.difference(best))), expected)
 
 
 def _later(
-    costs: MachineCosts,
+    seconds_of: Callable[[RequestSize], float],
     prompt: PromptOffer,
     own: Sequence[int],
     saved: Sequence[float],
@@ -197,12 +223,11 @@ def _later(
     """
     chunks, shares = prompt.chunks, [max(0.0, saved[i]) for i in own]
     pairs = [(chunks[i], share) for i, share in zip(own, shares, strict=True) if chunks[i].missing]
-    uses = sum(share * offer.seen * kept for offer, share in pairs)
+    uses = sum(share * offer.uses * kept for offer, share in pairs)
     if not uses:
         return 0.0
     other = prompt._replace(text_hit=min(prompt.text_hit, chunks[0].start), plan_hit=0)
-    gain = costs.first_token(_size(other, ()))
-    gain -= costs.first_token(_size(other, own, warm=True))
+    gain = seconds_of(_size(other, ())) - seconds_of(_size(other, own, warm=True))
     return max(0.0, gain) * uses / sum(shares)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from operator import mul
 from typing import Any, NamedTuple, Self
 
-from picbench.engines.costs import RequestSize, StepCosts, total
+from picbench.engines.costs import KNOTS, RequestSize, StepCosts, total
 from picbench.engines.model_config import head_size, kv_heads
 
 #: The share of its error that a step corrects where it belongs, and in all costs alike.
@@ -44,19 +44,41 @@ class ModelShape(NamedTuple):
         return cls(weights * layers / ranks, heads * layers / ranks, layers)
 
 
-#: The shape of a measured model, and the costs in seconds that `picbench.profile` fits to TTFT in
-#: the package's grid of it, plain and linked: cpu-testbed.json and h200-llama-3.1-8b.json.
-MEASURED: Mapping[str, tuple[ModelShape, StepCosts, StepCosts]] = {
+#: The shape of a measured model, and the costs in seconds that `picbench.profile` fits to the
+#: package's grid of it (cpu-testbed.json, h200-llama-3.1-8b.json): of the first token of a request
+#: alone, plain and linked, and of what a request among others takes of the engine.
+MEASURED: Mapping[str, tuple[ModelShape, Sequence[StepCosts]]] = {
     "cpu": (
         ModelShape(11_403_264, 3_072, 8),
-        StepCosts(0.00104, 0.137, 0.0212, 0.0369, 0.0, 0.0, 0.0, 0.129, 0.00041, 0.0),
-        StepCosts(0.0158, 0.133, 0.0828, 0.0130, 0.000934, 0.00578, 0.0, 0.0938, 0.00528, 0.0),
+        (
+            StepCosts(0.00104, 0.137, 0.0212, 0.0369, 0.0, 0.0, 0.0, 0.129, 0.00041, 0.0),
+            StepCosts(0.0158, 0.133, 0.0828, 0.0130, 0.000934, 0.00578, 0.0, 0.0938, 0.00528, 0.0),
+            StepCosts(0.0, 0.147, 0.0399, 0.00972, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+            StepCosts(0.00708, 0.166, 0.0359, 0.006, 0.000521, 0.00492, 0.0, 0.0, 0.0, 0.0),
+        ),
     ),
     "cuda": (
         ModelShape(6_979_321_856, 131_072, 32),
-        StepCosts(0.0118, 0.00688, 0.000496, 0.00106, 0.0, 0.0, 0.0, 0.00697, 0.0, 0.0134),
-        StepCosts(
-            0.0163, 0.00753, 0.000318, 0.000568, 1.14e-5, 0.000707, 0.0, 0.0, 0.0120, 0.00150
+        (
+            StepCosts(0.0118, 0.00688, 0.000496, 0.00106, 0.0, 0.0, 0.0, 0.00697, 0.0, 0.0134),
+            StepCosts(
+                0.0163, 0.00753, 0.000318, 0.000568, 1.14e-5, 0.000707, 0.0, 0.0, 0.0120, 0.00150
+            ),
+            StepCosts(
+                0.000393, 0.00778, 0.000438, 0.00137, 0.0, 0.0, 0.00716, 0.00684, 0.0, 0.0127
+            ),
+            StepCosts(
+                0.000125,
+                0.00995,
+                0.000327,
+                0.000625,
+                4.61e-05,
+                0.000577,
+                0.00322,
+                0.0,
+                0.0103,
+                0.000431,
+            ),
         ),
     ),
 }
@@ -70,7 +92,7 @@ class MachineCosts:
 
     def __init__(self, device: str, shape: ModelShape, graph_tokens: int) -> None:
         self.graph_tokens = graph_tokens
-        known, *costs = MEASURED["cuda" if device == "cuda" else "cpu"]
+        known, costs = MEASURED["cuda" if device == "cuda" else "cpu"]
         weights, heads, layers = (own / other for own, other in zip(shape, known, strict=True))
         # On a GPU a step's start takes the host so long for each layer; a CPU computes then.
         start = layers if device == "cuda" else weights
@@ -78,13 +100,21 @@ class MachineCosts:
         self._costs = self._begun = [_times(one, scale) for one in costs]
         self._slowness, self._corrections = 1.0, (1.0,) * len(scale)
 
-    def of(self, *, linked: bool) -> StepCosts:
-        """The costs of requests whose chunks are mapped (`linked`), or of others."""
-        return self._costs[linked]
+    def of(self, *, linked: bool, busy: bool = False) -> StepCosts:
+        """The costs of requests whose chunks are mapped (`linked`), or of others; alone, or in a
+        `busy` engine.
+        """
+        return self._costs[linked + 2 * busy]
 
     def first_token(self, size: RequestSize) -> float:
         """Seconds to the first token of a request alone; it is linked if it has chunks."""
         return total(self._costs[size.chunks > 0], size.first_token(self.graph_tokens))
+
+    def work(self, size: RequestSize) -> float:
+        """Seconds that a request takes of a busy engine, whose steps are large and run anyway."""
+        thousands = size.computed / 1e3
+        beyond = (thousands,) * len(KNOTS)
+        return total(self.of(linked=size.chunks > 0, busy=True), (*size.prefill(), 0, 0, *beyond))
 
     def correct(self, factors: Sequence[float], seconds: float, *, linked: bool) -> None:
         """A step with these factors took so long."""

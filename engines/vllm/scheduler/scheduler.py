@@ -74,7 +74,7 @@ class PicScheduler(Scheduler):
         self.jobs = ChunkJobs(self.chunk_store, self._queue_ahead)
         self._faults = Faults(lambda request_id: self.linker.concerned(request_id))
         costs = _machine_costs(vllm_config)
-        self.chooser = Chooser(costs, self.chunk_store, pool)
+        self.chooser = Chooser(costs, self.chunk_store, pool, self.get_num_unfinished_requests)
         self._planner = RequestPlanner(settings, Limits.of(vllm_config), self.chooser, pool)
         self.linker = Linker(settings, self._planner, pool, self.jobs, self._faults)
         self._hooks = IsolatedLinker(self.linker, self._faults)

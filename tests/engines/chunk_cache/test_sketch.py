@@ -31,6 +31,20 @@ def test_the_same_sightings_give_the_same_counts(names: list[int]) -> None:
     assert [one.note(key(n)) for n in names] == [other.note(key(n)) for n in names]
 
 
+def test_new_chunks_come_again_as_others_did() -> None:
+    found = FrequencySketch()
+    assert found.recurrence == 0.5
+    for number in range(98):
+        found.note(key(number))
+    assert found.recurrence == 0.01
+    for number in [*range(49), *range(20)]:  # The third time says nothing about new ones.
+        found.note(key(number))
+    assert found.recurrence == 0.5
+    for number in range(sketch._AGE):
+        found.note(key(f"once {number}"))
+    assert found.recurrence < 0.01
+
+
 def test_memory_is_fixed_and_what_was_seen_once_is_forgotten() -> None:
     found = FrequencySketch()
     before = [len(row) for row in found._rows]

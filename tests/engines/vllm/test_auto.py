@@ -12,6 +12,7 @@ from small_engine import ANCHORS, check_drained, small_config
 
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import Oracle, Rule, mepic, naive
+from picbench.engines.planning.policy import Segment
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.vllm.scheduler.machine_costs import MEASURED, MachineCosts
 from picbench.experiments.oracle import as_oracle, as_served
@@ -35,10 +36,24 @@ def auto(llama: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def empty(auto: Engine) -> Engine:
+def fresh(auto: Engine) -> Engine:
     """The engine, which has seen nothing."""
     auto.reset()
     return auto
+
+
+def emptied(engine: Engine) -> Engine:
+    """The engine, which has seen chunks of others, and each of them once."""
+    engine.reset()
+    chooser: Any = engine._running.scheduler.chooser
+    chooser.note([Segment((number,), chunk=True) for number in range(400)], "another tenant")
+    return engine
+
+
+@pytest.fixture
+def empty(auto: Engine) -> Engine:
+    """The engine, in which new chunks are not expected to recur."""
+    return emptied(auto)
 
 
 @pytest.fixture
@@ -79,6 +94,23 @@ def test_documents_are_compiled_when_they_recur_and_then_reused(
     check_drained(empty)
 
 
+def test_new_documents_are_compiled_until_new_ones_do_not_recur(fresh: Engine, draw: Any) -> None:
+    ways = []
+    for number in range(6):
+        chunks = [Chunk(tokens=draw(220, 2000 + 10 * number + i)) for i in range(4)]
+        found = ask(fresh, prompt(draw, chunks, 300 + number))
+        assert found.choice is not None
+        ways.append(len(found.choice.texts))
+    assert ways[0] == 0 and ways[-3:] == [4] * 3
+    # Some that come again are worth it for the next new ones.
+    for number in range(6):
+        chunks = [Chunk(tokens=draw(220, 2000 + 10 * number + i)) for i in range(4)]
+        ask(fresh, prompt(draw, chunks, 400 + number))
+    chunks = [Chunk(tokens=draw(220, 3000 + i)) for i in range(4)]
+    found = ask(fresh, prompt(draw, chunks, 500))
+    assert found.choice is not None and found.choice.texts == ()
+
+
 def test_one_off_chunks_cost_no_compile_and_answer_as_prefix_caching(
     empty: Engine, draw: Any
 ) -> None:
@@ -92,12 +124,12 @@ def test_one_off_chunks_cost_no_compile_and_answer_as_prefix_caching(
         assert compiled(found) == found.counts.linked == found.counts.padded == 0
         # Nothing of a plan was made for it.
         assert len(planner._pages) == known
-        empty.reset()
+        emptied(empty)
         plain = Request([Text(tokens=found.prompt_tokens)])
         for same in (plain, Request(request.segments, "prefix")):
             other = ask(empty, same, logprobs=5)
             assert (other.tokens, other.logprobs) == (found.tokens, found.logprobs)
-            empty.reset()
+            emptied(empty)
     assert len(empty._running.scheduler.chunk_store) == 0
 
 

@@ -12,8 +12,11 @@ from local_servers import LocalLauncher
 from picbench.errors import IncomparableRuns
 from picbench.experiments import break_even as measuring
 from picbench.experiments.break_even import (
+    RIVALS,
+    Choosing,
     ServedTraffic,
     crossing,
+    find_chosen,
     find_ratios,
     render_page,
     stage_errors,
@@ -238,6 +241,34 @@ def test_prefix_stands_for_reorder_where_it_was_not_served() -> None:
     grid = replace(whole, cells=cells)
     assert find_ratios(grid) == find_ratios(whole)
     assert "Where no chunk recurs `reorder` sends what `prefix` does" in rendered(grid)
+
+
+def chosen(grid: MeasuredGrid, factor: float) -> MeasuredGrid:
+    """A grid with `auto`, which takes so many times as long as the better of its rivals."""
+    cells = []
+    for cell in grid.cells:
+        rivals = [cell.arms[arm] for arm in RIVALS if arm in cell.arms]
+        ttft, rate = min(arm.ttft_s for arm in rivals), max(arm.requests_s for arm in rivals)
+        auto = replace(cell.arms["mepic"], ttft_s=factor * ttft, requests_s=rate / factor)
+        cells.append(replace(cell, arms={**cell.arms, "auto": auto}))
+    return replace(grid, cells=cells)
+
+
+def test_what_auto_lost_and_kept_is_said() -> None:
+    grid = measured()
+    times = find_chosen(chosen(grid, 1.05))
+    found = Choosing.of(times)
+    assert found.cells == len(times) == len(grid.points())
+    assert found.lost_over_3_percent == len(times) and found.worst == pytest.approx(1.05)
+    assert found.kept_of_gain < 0
+    assert all(one.ratios == pytest.approx([1.05] * 3) for one in times)
+    page = rendered(chosen(grid, 1.05))
+    assert f"More than 3 % slower in {len(times)} of {len(times)} cells, 1.05 at most." in page
+    assert Choosing.of(find_chosen(chosen(grid, 1.0))).kept_of_gain == pytest.approx(0)
+    gains = [1 - one.mepic for one in times if one.mepic < 1]
+    half = Choosing.of([replace(one, auto=(1 + one.mepic) / 2) for one in times])
+    assert gains and half.kept_of_gain == pytest.approx(0.5)
+    assert "`auto`" not in rendered(grid)
 
 
 #: A grid of two stages: prompts alone are served again before anything else is.
