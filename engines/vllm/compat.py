@@ -177,14 +177,12 @@ def _check_replicas(config: Any) -> None:
 
 def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
-    events = config.kv_events_config
     yield "LoRA adapters", config.lora_config is not None
     yield "multimodal models", bool(model.is_multimodal_model)
     yield "MLA attention", bool(model.use_mla)
     yield "encoder-decoder models", bool(model.is_encoder_decoder)
     yield "pooling models", model.runner_type == "pooling"
     yield "speculative decoding", config.speculative_config is not None
-    yield "KV events", events is not None and bool(events.enable_kv_cache_events)
     yield "decode context parallelism", parallel.decode_context_parallel_size > 1
     yield "prefill context parallelism", parallel.prefill_context_parallel_size > 1
     yield "pipeline parallelism", parallel.pipeline_parallel_size > 1

@@ -1,4 +1,4 @@
-"""What vLLM's KV cache manager does in another way: lookups of prompts, and last blocks of chunks.
+"""What vLLM's KV cache manager does in another way: lookups, last blocks of chunks, and KV events.
 
 Where all layers have one kind of cache, of one block size, all that is left of vLLM's general way
 to look up a prompt is a look into a dictionary: for 2,050 blocks 0.3 instead of 1.4 ms on CPU,
@@ -10,26 +10,38 @@ that such a block is. What was in it before is zeroed: attention multiplies hidd
 which is not zero for all that a block may have held, and tiers store whole blocks, in which nothing
 of another tenant's may be left.
 
-Upstream: kv_cache_manager.py and `KVCacheCoordinator.cache_blocks` in kv_cache_coordinator.py, both
-in vllm/v1/core, and `SchedulerOutput.new_block_ids_to_zero`, of vLLM 0.32.0.
+KV events tell routers which tokens' KV a server has. vLLM takes the tokens of blocks in the order
+in which they are computed, which plans change.
+
+Upstream: kv_cache_manager.py, block_pool.py and `KVCacheCoordinator.cache_blocks` in
+kv_cache_coordinator.py, all in vllm/v1/core, and `SchedulerOutput.new_block_ids_to_zero`, of vLLM
+0.32.0.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.metrics.stats import PrefixCacheStats
 
+from picbench.engines.planning.pages import SlotKind
+from picbench.engines.planning.plan import Plan
 from picbench.engines.vllm.compat import check_signature
+from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
-from picbench.engines.vllm.scheduler.pool import Pool
+from picbench.engines.vllm.scheduler.linker import Linker
+from picbench.engines.vllm.scheduler.pool import Pool, listen
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_events import BlockStored
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
@@ -123,3 +135,98 @@ class ChunkTails:
                 found.append(block_ids(job.request)[begin // self._block_size])
         if found:
             output.new_block_ids_to_zero = [*(output.new_block_ids_to_zero or ()), *found]
+
+
+class ChunkEvents:
+    """Has a block pool tell of chunks by their own tokens, and of plain requests as vLLM does.
+
+    A chunk's blocks are stored under their keys, the first without a parent, wherever the chunk
+    stands in prompts. Told are blocks that are full of its tokens, as in stock vLLM, and the text
+    that a prompt begins with; no other prompt is looked up by what is computed after a chunk. A
+    block is removed when the last one with its key is.
+    """
+
+    def __init__(self, block_pool: BlockPool, linker: Linker, faults: Faults) -> None:
+        for name, parameters in _EVENTS.items():
+            check_signature(getattr(BlockPool, name), parameters)
+        self._linker = linker
+        self._pool = block_pool
+        self._faults = faults
+        self._told = set[Any]()
+        self._upstream = block_pool._build_block_stored_event
+        self._emit_removed = block_pool._emit_block_removed_events
+        self._take = block_pool.take_events
+        block_pool._build_block_stored_event = self._stored  # type: ignore[method-assign,assignment]
+        block_pool._emit_block_removed_events = self._removed  # type: ignore[method-assign]
+        block_pool.take_events = self._taken  # type: ignore[method-assign]
+        listen(block_pool, self)
+
+    def on_block_evicted(self, block: Any) -> None:
+        """Nothing to do: the pool emits an event."""
+
+    def reset(self) -> None:
+        """All keys were dropped, and the pool has told so."""
+        self._told.clear()
+
+    def _stored(self, request: "Request", **stored: Any) -> None:
+        # vLLM calls this while it allocates blocks, which must not be left half done.
+        self._faults.succeeds("tell of blocks", None, lambda: self._tell(request, stored))
+
+    def _tell(self, request: "Request", stored: dict[str, Any]) -> None:
+        plan = self._linker.plan_of(request.request_id)
+        if plan is None and not self._linker.is_plain(request.request_id):
+            return
+        event = self._upstream(request, **stored)
+        first = stored["start_token_idx"] // event.block_size
+        for told in [event] if plan is None else _plan_events(plan, event, first, request):
+            self._told.update(told.block_hashes)
+            self._pool.kv_event_queue.append(told)
+
+    def _removed(self, block_hashes: list[Any]) -> None:
+        cached = self._pool.cached_block_hash_to_block
+        for key in block_hashes:
+            name = maybe_convert_block_hash(get_block_hash(key))
+            if name in self._told and cached.get_one_block(key) is None:
+                self._told.discard(name)
+                self._emit_removed([key])
+
+    def _taken(self) -> list[Any]:
+        # The pool appends what `_stored` returns, too.
+        return [event for event in self._take() if event is not None]
+
+
+def _plan_events(
+    plan: Plan, event: "BlockStored", first: int, request: "Request"
+) -> "Iterator[BlockStored]":
+    """Events of chunks and of a prompt's beginning for vLLM's `event` of blocks from `first` on."""
+    size, placed = event.block_size, len(plan.pages) - len(plan.computed)
+    pages, names = plan.pages, list[Any]([event.parent_block_hash, *event.block_hashes])
+    # After copies, and where a worker decides what is linked, no other prompt finds anything.
+    text = None if plan.copies or plan.picks else SlotKind.PROMPT
+
+    def kind(index: int) -> SlotKind | None:
+        page, at = pages[index], (index - placed) * size
+        if page.canonical:
+            return SlotKind.CHUNK if at >= 0 and len(page.visible.tokens) == size else None
+        begins = (page.positions[0], page.positions[-1]) == (at, at + size - 1)
+        return text if begins and set(page.kinds) == {SlotKind.PROMPT} else None
+
+    for told, run in groupby(range(first, min(first + len(names) - 1, len(pages))), kind):
+        blocks = [*run]
+        if told is not None:
+            made, at = copy(event), blocks[0] - first
+            continues = blocks[0] > placed and kind(blocks[0] - 1) is told
+            made.parent_block_hash = names[at] if continues else None
+            made.block_hashes = names[at + 1 :][: len(blocks)]
+            made.token_ids = [*chain.from_iterable(pages[index].tokens for index in blocks)]
+            salt = None if continues or not request.cache_salt else (request.cache_salt,)
+            made.extra_keys = [salt, *[None] * (len(blocks) - 1)]
+            yield made
+
+
+_EVENTS = {
+    "_build_block_stored_event": "self, request, block_hashes, parent_block_hash, start_token_idx, "
+    "end_token_idx, block_size, kv_cache_group_id, extra_keys_list",
+    "_emit_block_removed_events": "self, block_hashes",
+    "take_events": "self",
+}

@@ -308,6 +308,10 @@ class Linker:
         """Whether a request is one of the linker's own."""
         return self._jobs.find(request.request_id) is not None
 
+    def is_plain(self, request_id: str) -> bool:
+        """Whether a request's blocks have the keys of stock vLLM."""
+        return request_id not in self._isolated and self.plan_of(request_id) is None
+
     def plan_of(self, request_id: str) -> Plan | None:
         """The plan of a planned request, or of a job's request; None for a plain one."""
         planned = self._links.get(request_id) or self._jobs.find(request_id)

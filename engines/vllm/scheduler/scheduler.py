@@ -40,7 +40,7 @@ from picbench.engines.vllm.compat import (
 from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.frontend.engine_core import defer_hashing, plan_on_receipt
 from picbench.engines.vllm.frontend.limits import Limits
-from picbench.engines.vllm.scheduler.cache_manager import ChunkTails, PromptHits
+from picbench.engines.vllm.scheduler.cache_manager import ChunkEvents, ChunkTails, PromptHits
 from picbench.engines.vllm.scheduler.chooser import Chooser
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.scheduler.isolation import IsolatedLinker
@@ -97,6 +97,8 @@ class PicScheduler(Scheduler):
         self._dropped_loads = set[str]()
         evictions = ChunkEvictions(self.chunk_store, pool, self._faults)
         listen(self.kv_cache_manager.block_pool, evictions)
+        if self.enable_kv_cache_events:
+            ChunkEvents(self.kv_cache_manager.block_pool, self.linker, self._faults)
         assert isinstance(self.connector, PicConnector)  # `check_config`
         self.connector.set_planner(self._hooks, self.chunk_store)
         self.connector.report(lambda: self._usage.values(pool))

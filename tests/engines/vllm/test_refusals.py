@@ -101,7 +101,6 @@ def config(**changes: Any) -> Any:
         ({"runner_type": "pooling"}, "pooling"),
         ({"quantization": "fp8"}, "fp8 weights are refused"),
         ({"speculative_config": object()}, "speculative"),
-        ({"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}, "KV events"),
         ({"decode_context_parallel_size": 2}, "decode context"),
         ({"prefill_context_parallel_size": 2}, "prefill context"),
         ({"pipeline_parallel_size": 2}, "pipeline"),

@@ -3,10 +3,12 @@
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from vllm import SamplingParams
+from vllm.config import KVEventsConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256_cbor
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -51,13 +53,14 @@ class Step:
 class Bench:
     """Steps of a scheduler, `ahead` of the model or not; `ended` are the answers, by request.
 
-    `counted` is what the scheduler counted in each step, if it counts.
+    `counted` is what the scheduler counted in each step, if it counts; `told` are its KV events.
     """
 
     scheduler: PicScheduler
     ahead: bool
     ended: dict[str, Any] = field(default_factory=dict)
     counted: list[Any] = field(default_factory=list)
+    told: list[Any] = field(default_factory=list)
     _steps: deque[Step] = field(default_factory=deque)
 
     def submit(
@@ -70,9 +73,11 @@ class Bench:
         priority: int = 0,
         tag: str | None = None,
         usage: bool | None = None,
+        lead: tuple[int, ...] = (),
+        salt: str | None = None,
     ) -> Any:
-        """A request for chunks and a question after them."""
-        spans, tokens = list[list[int]](), list[int]()
+        """A request for chunks, text before them, and a question after them."""
+        spans, tokens = list[list[int]](), [*lead]
         for chunk in chunks:
             spans.append([len(tokens), len(tokens) + len(chunk)])
             tokens += chunk
@@ -85,6 +90,7 @@ class Bench:
             params,
             None,
             priority=priority,
+            cache_salt=salt,
             block_hasher=get_request_block_hasher(BLOCK_SIZE, sha256_cbor),
             arrival_time=float(len(self.scheduler.requests)),
         )
@@ -155,9 +161,13 @@ def bench(
     ahead: bool = False,
     policy: str = "fcfs",
     counts: bool = False,
+    events: bool = False,
     **settings: Any,
 ) -> Bench:
-    """A scheduler of a pool of `blocks`; with `counts` it counts for vLLM's metrics."""
+    """A scheduler of a pool of `blocks`; with `counts` it counts for vLLM's metrics.
+
+    With `events` it tells of blocks, to `told`.
+    """
     register()
     init_none_hash(sha256_cbor)
     arguments = engine_arguments(PicSettings(**{"tiers": "", **settings}), "cpu")
@@ -171,6 +181,7 @@ def bench(
         max_num_batched_tokens=batch_tokens,
         scheduling_policy=policy,  # type: ignore[arg-type]
         num_gpu_blocks_override=blocks + 1,
+        kv_events_config=KVEventsConfig(events, publisher="null"),
         **arguments,
     ).create_engine_config()
     config.cache_config.num_gpu_blocks = blocks + 1
@@ -183,4 +194,8 @@ def bench(
     )
     # As vLLM has it wherever steps are scheduled ahead and there is a connector.
     scheduler.defer_block_free = ahead
-    return Bench(scheduler, ahead)
+    made = Bench(scheduler, ahead)
+    scheduler.kv_event_publisher = SimpleNamespace(  # type: ignore[assignment]
+        publish=lambda batch: made.told.extend(batch.events)
+    )
+    return made
