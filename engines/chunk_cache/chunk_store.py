@@ -93,8 +93,7 @@ class ChunkStore:
         self._evicted: OrderedDict[Key, None] = OrderedDict()
         #: Chunks that began to be compiled, by why.
         self.compiles = Counter(new=0, evicted=0, lost=0)
-        # Of chunks of late: those that a second request used, those that were evicted before.
-        self._used_again = self._wasted = 0
+        self.forget_uses()
 
     def __len__(self) -> int:
         return len(self._resident)
@@ -116,6 +115,11 @@ class ChunkStore:
     def is_remote(self, key: Key) -> bool:
         """Whether a tier has a chunk, as far as is known."""
         return self.tiers_of(key) is ChunkState.REMOTE
+
+    def forget_uses(self) -> None:
+        """Other traffic comes from now on: the share that is kept begins anew."""
+        # Of chunks of late: those that a second request used, those that were evicted before.
+        self._used_again = self._wasted = 0
 
     @property
     def kept_share(self) -> float:
@@ -323,7 +327,6 @@ class ChunkStore:
 
         vLLM may have slept, or have loaded other weights, before the next step runs.
         """
-        self._used_again = self._wasted = 0
         self._owners.clear()
         stores, self.commands.stores = self.commands.stores, []
         for record in [self.get(store.key) for store in stores]:

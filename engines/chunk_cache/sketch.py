@@ -32,24 +32,28 @@ class FrequencySketch:
 
     @property
     def recurrence(self) -> float:
-        """The share of new chunks that come again: a half before any was seen (Laplace's rule)."""
-        return (1 + self._again) / (2 + self._first)
+        """The share of new chunks that come again; a half before any was seen.
+
+        The estimate of Krichevsky and Trofimov, which few chunks correct.
+        """
+        return (0.5 + self._again) / (1 + self._first)
 
     def count(self, key: Key) -> int:
         """How often a chunk was seen, or a bit more; at most 255."""
         return min(row[place] for row, place in self._places(key))
 
-    def note(self, key: Key) -> int:
-        """Count a chunk, and return how often it was seen before."""
+    def note(self, key: Key, times: int = 1) -> int:
+        """Count a chunk, and return how often it was seen before.
+
+        What counts several `times` says nothing of whether new chunks come again.
+        """
         places = self._places(key)
         before = min(row[place] for row, place in places)
-        if before < _MOST:
-            # Only counters that are not too high already.
-            for row, place in places:
-                if row[place] == before:
-                    row[place] = before + 1
-        self._first += before == 0
-        self._again += before == 1
+        # Only counters that are not too high already.
+        for row, place in places:
+            row[place] = max(row[place], min(before + times, _MOST))
+        self._first += times == 1 and before == 0
+        self._again += times == 1 and before == 1
         self._seen += 1
         if self._seen >= _AGE:
             self._seen = 0

@@ -4,12 +4,13 @@ A chunk that is missing is compiled if what this request and later ones save is 
 than its compile takes. One that was seen before is expected to come as often again, and a new one
 as most new chunks did lately, if it stays in the pool until then.
 
-A request that comes to a busy engine waits for others, and they for it: what counts then is what it
-takes of the engine, and not when its own first token would be there.
+A request that comes to a busy engine waits for others, and they for it: what it takes of the engine
+counts there, too, beside the time to its first token.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
+from operator import lt
 from typing import NamedTuple
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
@@ -75,6 +76,7 @@ class Chooser:
 
     def forget(self) -> None:
         """No chunk was seen."""
+        self._store.forget_uses()
         self._sketch = FrequencySketch()
 
     def if_new(self, segments: Sequence[Segment], scope: str, text_hit: int) -> Choice | None:
@@ -137,9 +139,11 @@ class Chooser:
         return self._best(PromptOffer(at, offers, text_hit, plan_hit))
 
     def note(self, segments: Sequence[Segment], scope: str) -> None:
-        """Chunks of a tenant are seen that are compiled, whatever would be sooner."""
+        """Chunks of a tenant are seen that are compiled, whatever would be sooner: whoever named
+        them expects them again.
+        """
         for name in _names(segments, scope):
-            self._sketch.note(name)
+            self._sketch.note(name, times=2)
 
     def _best(self, prompt: PromptOffer) -> Choice:
         """The best way to serve a prompt now."""
@@ -175,10 +179,11 @@ def choose(
 
     `kept` is the share of compiled chunks that come again while they are in the pool. Compared are
     all text, all chunks, and mixtures: the chunks that pay one by one, with or without those that
-    the prefix cache has. The best has the least time, less what later requests save.
+    are new or that the prefix cache has. The best has the least time, less what later requests
+    save; in a busy engine by either measure of time.
     """
-    chunks, every = prompt.chunks, tuple(range(len(prompt.chunks)))
-    linked, seconds_of = costs.of(linked=True, busy=busy), costs.work if busy else costs.first_token
+    chunks, every, linked = prompt.chunks, tuple(range(len(prompt.chunks))), costs.of(linked=True)
+    times = (costs.first_token, costs.work) if busy else (costs.first_token,)
     ends = (i for i in every if chunks[i].start + chunks[i].tokens > prompt.text_hit)
     cached = next(ends, len(chunks))
     token = linked.of_token(prompt.tokens)
@@ -191,19 +196,21 @@ def choose(
             double.add(i)
         if not known:
             unsure.add(i)
-        worth = saved[i] * (1 + uses * kept) * (1 if known else 1 - _MARGIN)
-        if saved[i] > 0 and worth > share * linked.of_compile(tokens) and i not in double:
+        gain = saved[i] * (1 + uses * kept) * (1 if known else 1 - _MARGIN)
+        if saved[i] > 0 and gain > share * linked.of_compile(tokens) and i not in double:
             paying.append(i)
-    wanted = [tuple(paying), tuple(i for i in paying if i >= cached), every]
-    least = text = seconds_of(_size(prompt, ()))
+    sure = tuple(i for i in paying if i not in unsure)
+    wanted = [tuple(paying), sure, tuple(i for i in sure if i >= cached), every]
+    texts = least = [seconds_of(_size(prompt, ())) for seconds_of in times]
     best: tuple[int, ...] = ()
     for own in dict.fromkeys(filter(None, wanted)):
-        worth, margin = seconds_of(_size(prompt, own)), 0.0
-        if double.isdisjoint(own):
-            worth -= _later(seconds_of, prompt, own, saved, kept)
-        if not (double | unsure).isdisjoint(own):
-            margin = _MARGIN * text
-        if worth < least - margin:
+        size, invests = _size(prompt, own), double.isdisjoint(own)
+        worth = [
+            seconds_of(size) - (_later(seconds_of, prompt, own, saved, kept) if invests else 0.0)
+            for seconds_of in times
+        ]
+        margin = 0.0 if (double | unsure).isdisjoint(own) else _MARGIN
+        if all(map(lt, worth, (b - margin * text for b, text in zip(least, texts, strict=True)))):
             best, least = own, worth
     expected = costs.first_token(_size(prompt, best))
     return Choice(len(chunks), tuple(sorted({*every}.difference(best))), expected)

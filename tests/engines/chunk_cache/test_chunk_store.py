@@ -819,3 +819,5 @@ def test_chunks_that_are_evicted_before_they_are_used_again_are_counted(tiers: b
     # That a pool was emptied says nothing of what recurs.
     store.reset_pool()
     assert store.kept_share == before
+    store.forget_uses()
+    assert store.kept_share == 1.0

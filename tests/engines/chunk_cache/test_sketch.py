@@ -34,12 +34,16 @@ def test_the_same_sightings_give_the_same_counts(names: list[int]) -> None:
 def test_new_chunks_come_again_as_others_did() -> None:
     found = FrequencySketch()
     assert found.recurrence == 0.5
-    for number in range(98):
+    for number in range(49):
         found.note(key(number))
     assert found.recurrence == 0.01
-    for number in [*range(49), *range(20)]:  # The third time says nothing about new ones.
+    for number in [*range(24), *range(20)]:  # The third time says nothing about new ones.
         found.note(key(number))
-    assert found.recurrence == 0.5
+    assert found.recurrence == 0.49
+    for number in range(100, 200):  # Nor do those that are expected.
+        assert found.note(key(number), times=2) == 0
+        assert found.note(key(number)) == 2
+    assert found.recurrence == 0.49
     for number in range(sketch._AGE):
         found.note(key(f"once {number}"))
     assert found.recurrence < 0.01

@@ -46,7 +46,8 @@ def emptied(engine: Engine) -> Engine:
     """The engine, which has seen chunks of others, and each of them once."""
     engine.reset()
     chooser: Any = engine._running.scheduler.chooser
-    chooser.note([Segment((number,), chunk=True) for number in range(400)], "another tenant")
+    for number in range(400):
+        assert chooser.if_new([Segment((number,), chunk=True)], "another tenant", 0)
     return engine
 
 

@@ -53,19 +53,20 @@ def test_it_is_never_worse_than_the_better_pure_way(
     device: str, offered: PromptOffer, kept: float, busy: bool
 ) -> None:
     costs, chunks = COSTS[device], offered.chunks
-    seconds_of = costs.work if busy else costs.first_token
     found = choose(costs, offered, kept, busy=busy)
-    own = [i for i in range(found.chunks) if i not in found.texts]
+    own, every = [i for i in range(found.chunks) if i not in found.texts], range(len(chunks))
     assert found.expected == pytest.approx(costs.first_token(_size(offered, own)))
-    taken, text = seconds_of(_size(offered, own)), seconds_of(_size(offered, ()))
-    if not any(chunks[i].missing for i in own):
-        # Nothing was invested: it is the soonest, as far as both may be chosen.
-        assert taken <= text + 1e-12
-        if not any(offer.missing for offer in chunks) and all(offer.known for offer in chunks):
-            assert taken <= seconds_of(_size(offered, range(len(chunks)))) + 1e-12
-    elif not any(chunks[i].uses for i in own):
-        sure = all(chunks[i].known for i in own)
-        assert taken <= (1 if sure else 0.9) * text + 1e-12
+    for seconds_of in (costs.first_token, costs.work)[: 1 + busy]:
+        taken, text = seconds_of(_size(offered, own)), seconds_of(_size(offered, ()))
+        if not any(chunks[i].missing for i in own):
+            # Nothing was invested: it is no later than text.
+            assert taken <= text + 1e-12
+        elif not any(chunks[i].uses for i in own):
+            sure = all(chunks[i].known for i in own)
+            assert taken <= (1 if sure else 0.9) * text + 1e-12
+    if not busy and not any(offer.missing or not offer.known for offer in chunks):
+        whole = costs.first_token(_size(offered, every))
+        assert found.expected is not None and found.expected <= whole + 1e-12
     assert choose(costs, offered, kept, busy=busy) == found
 
 
@@ -101,11 +102,22 @@ def test_new_chunks_are_compiled_where_new_ones_came_again(device: str) -> None:
     assert choose(costs, prompt(*[chunks | {"uses": 0.5}] * 4)).texts == ()
 
 
-def test_a_busy_engine_maps_chunks_of_prompts_that_wait_for_its_host_alone() -> None:
-    small = prompt(*[{"tokens": 128}] * 2)
-    assert choose(COSTS["cuda"], small, busy=True).texts == ()
-    alone = COSTS["cuda"].first_token(_size(small, (0, 1)))
-    assert choose(COSTS["cuda"], small, busy=True).expected == pytest.approx(alone)
+def test_a_busy_engine_maps_chunks_where_both_the_request_and_all_others_gain() -> None:
+    costs = COSTS["cuda"]
+    small, long = prompt(*[{"tokens": 128}] * 2), prompt(*[THERE] * 4)
+    by_work = [costs.work(_size(small, own)) for own in ((0, 1), ())]
+    assert by_work[0] < by_work[1]
+    assert choose(costs, small, busy=True).texts == (0, 1)
+    assert choose(costs, long, busy=True).texts == ()
+
+
+@pytest.mark.parametrize("device", COSTS)
+def test_resident_chunks_are_mapped_whatever_is_done_with_new_ones(device: str) -> None:
+    costs = COSTS[device]
+    for uses in (0.0, 0.3, 0.9):
+        new = NEW | {"tokens": 128, "uses": uses}
+        found = choose(costs, prompt(*[THERE | {"tokens": 128}] * 4, *[new] * 4))
+        assert not {0, 1, 2, 3} & {*found.texts}
 
 
 @pytest.mark.parametrize("device", COSTS)
