@@ -3,10 +3,11 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from picbench.errors import check_counts
+from picbench.errors import ConfigError, check_counts
 
 #: Slots of a KV block, and MEPIC's unit of recomputation.
 BLOCK_SIZE = 16
@@ -136,3 +137,22 @@ def planned_capacity(context: int) -> int:
 def physical_memory() -> int:
     """Bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def secret(name: str) -> str:
+    """The value of the variable ``PICBENCH_name``, or what is in the file of that with ``_FILE``.
+
+    Empty without both: others see command lines and settings, in lists of processes and in logs.
+    Raises ConfigError for a file that cannot be read or is empty.
+    """
+    variable = f"PICBENCH_{name}"
+    if not (path := os.environ.get(f"{variable}_FILE")):
+        return os.environ.get(variable, "")
+    try:
+        if found := Path(path).read_text(encoding="utf-8").strip():
+            return found
+    except (OSError, ValueError):
+        pass
+    raise ConfigError(
+        f"the file of {variable}_FILE has no secret", hint="one line that we can read"
+    )

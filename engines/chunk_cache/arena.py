@@ -6,7 +6,7 @@ handed out again before that has ended, whatever is evicted or cleared meanwhile
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
@@ -102,24 +102,31 @@ class Arena:
         if extent.listed:
             self._extents[extent.name] = extent
 
-    def release(self, extent: Extent) -> None:
-        """End a use; the rows of an extent that was never filled are free again."""
+    def release(self, extent: Extent) -> Sequence[int]:
+        """End a use; the rows that are free by that: of an extent never filled, or forgotten."""
         extent.users -= 1
         if extent.users:
-            return
+            return ()
         if not extent.filled:
             del self._filling[extent.name]
         if extent.filled and extent.listed:
             self._idle += len(extent.rows)
-        else:
-            self._freed.extend(reversed(extent.rows))
+            return ()
+        self._freed.extend(reversed(extent.rows))
+        return extent.rows
 
     def clear(self) -> None:
         """Forget all chunks, those that are being filled, too."""
-        for extent in list(self._extents.values()):
-            self._drop(extent)
-        for extent in self._filling.values():
-            extent.listed = False
+        self.erase([*self._extents, *self._filling])
+
+    def erase(self, names: Iterable[Key]) -> list[int]:
+        """Forget chunks, also while they are filled or read; all rows that are free."""
+        for name in names:
+            if (extent := self._extents.get(name)) is not None:
+                self._drop(extent)
+            if (filling := self._filling.get(name)) is not None:
+                filling.listed = False
+        return list(self._freed)
 
     def usage(self) -> Usage:
         """What is held; `bytes` includes what is being filled."""

@@ -1,11 +1,12 @@
 """The record of a chunk, its states, and what the chunk store needs of the block pool."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from picbench.engines.planning.keys import Key
+from picbench.engines.planning.keys import Key, pack_numbers
 from picbench.engines.planning.plan import Canonical
 from picbench.errors import EngineError
 
@@ -69,6 +70,7 @@ class PagePool(Protocol):
 class ChunkRecord:
     """What is known of one chunk. Only `ChunkStore` changes it.
 
+    `content` is a digest of its tokens alone: chunks of other tenants and algorithms have the same.
     `pages` are resident; they are fewer than `size` if a page that no request maps was evicted
     while others were in use. `size` is 0 unless the chunk is resident. `owner` is the id of the
     request that compiles or fetches it, `pins` are blocks referenced for `pin`, `tiers` is what is
@@ -91,6 +93,7 @@ class ChunkRecord:
     missed: str = ""
     losses: int = 0
     lost_at: float = 0.0
+    content: bytes = b""
 
     def enter(self, state: ChunkState) -> None:
         """Change the state; nothing else does. Raises EngineError for one that must not follow."""
@@ -107,3 +110,9 @@ class ChunkRecord:
     def whole(self) -> bool:
         """Whether the chunk is resident with all of its pages."""
         return 0 < self.size == len(self.pages)
+
+
+def content_of(canonical: Canonical) -> bytes:
+    """A digest of a chunk's tokens, whatever it is compiled after and for whom."""
+    tokens = [token for page in canonical.pages for token in page.visible.tokens]
+    return hashlib.sha256(pack_numbers(tokens)).digest()[:16]

@@ -12,6 +12,7 @@ The linker and its jobs call the primitives in this order:
     pin(), unpin()       keep a chunk in the pool
     evict()              the pool reuses the block of a page
     drop()               forget an idle chunk
+    erase()              forget all chunks of a text, in use or not
     reconcile()          forget pages that left the pool without an eviction: after a fault
     reset_pool()         the pool, or with `reset_tiers()` the tiers, were emptied
 
@@ -24,11 +25,16 @@ resident any more, and its other pages are the next to be evicted. Referenced bl
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from picbench.engines.chunk_cache.chunk_record import ChunkRecord, ChunkState, PagePool
+from picbench.engines.chunk_cache.chunk_record import (
+    ChunkRecord,
+    ChunkState,
+    PagePool,
+    content_of,
+)
 from picbench.engines.chunk_cache.transfers import StoreCommand, TransferCommands, TransferResults
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.plan import Canonical
@@ -79,6 +85,10 @@ class ChunkStore:
         self.shared_tiers = shared_tiers
         self.clock = clock
         self.commands = TransferCommands()
+        #: Numbers of erasures that workers have done, with the tiers that failed.
+        self.erased: dict[int, list[str]] = {}
+        #: Whether steps are needed to erase what was forgotten.
+        self.erases: Callable[[], bool] = lambda: False
         self._pool = pool
         self._tiers = tiers
         self._pending = 0
@@ -101,6 +111,10 @@ class ChunkStore:
     def __iter__(self) -> Iterator[ChunkRecord]:
         """The resident chunks."""
         return iter(self._resident.values())
+
+    def records(self) -> Iterable[ChunkRecord]:
+        """What is known of all chunks, resident or not."""
+        return self._records.values()
 
     def get(self, key: Key) -> ChunkRecord:
         """The record of a chunk; that of an unknown one is not kept."""
@@ -137,6 +151,7 @@ class ChunkStore:
             key = canonical.key
             unknown = self.tiers_of(key) is ChunkState.UNKNOWN and self.get(key).owner is None
             if unknown and not self.is_mappable(canonical):
+                self._described(canonical)
                 self._learn([key], ChunkState.LOOKUP)
                 self.commands.lookups.append(key)
 
@@ -156,7 +171,7 @@ class ChunkStore:
 
     def prepare_compile(self, canonical: Canonical, owner: str) -> None:
         """The request `owner` is going to compute a missing chunk."""
-        record = self._record(canonical.key)
+        record = self._described(canonical)
         record.enter(ChunkState.COMPILING)
         evicted = "evicted" if canonical.key in self._evicted else "new"
         record.missed = "lost" if record.losses else evicted
@@ -225,6 +240,7 @@ class ChunkStore:
     def complete_transfers(self, results: TransferResults) -> None:
         """Apply the results of lookups, stores and loads."""
         self._pending = results.pending
+        self.erased |= results.erased
         for key in results.lost:
             record = self._record(key)
             record.losses, record.lost_at = record.losses + 1, self.clock()
@@ -309,6 +325,27 @@ class ChunkStore:
         self._remove(record)
         return True
 
+    def erase(self, contents: Collection[bytes]) -> tuple[set[Key], set[Key]]:
+        """Forget chunks with these contents; their keys, and the names of their pages.
+
+        Pages that another chunk has, too, are not among them. What is on its way arrives.
+        """
+        found = [record for record in self._records.values() if record.content in contents]
+        keys = {record.key for record in found}
+        stores = self.commands.stores
+        self.commands.stores = [store for store in stores if store.key not in keys]
+        names = set[Key]()
+        for record in found:
+            self.unpin(record.key)
+            self._evicted.pop(record.key, None)
+            names.update(record.pages, self._leaving.pop(record.key, ()))
+            names.update(_names(record.storing) if record.storing else ())
+            record.storing = None
+            if record.size:
+                self._remove(record)
+            self._forget_tiers(record)
+        return keys, names - self._owners.keys()
+
     def blocks_of(self, key: Key) -> tuple[int, ...]:
         """The blocks of a chunk's pages, in order; none if it is not resident as a whole."""
         record = self.get(key)
@@ -343,7 +380,7 @@ class ChunkStore:
 
     def has_pending_work(self) -> bool:
         """Whether commands are unsent or transfers under way."""
-        return bool(self.commands or self._pending)
+        return bool(self.commands or self._pending) or self.erases()
 
     @property
     def idle(self) -> bool:
@@ -353,6 +390,12 @@ class ChunkStore:
 
     def _record(self, key: Key) -> ChunkRecord:
         return self._records.setdefault(key, ChunkRecord(key))
+
+    def _described(self, canonical: Canonical) -> ChunkRecord:
+        record = self._record(canonical.key)
+        record.content = record.content or content_of(canonical)
+        record.tokens = sum(page.real for page in canonical.pages)
+        return record
 
     def _settle(self, record: ChunkRecord) -> None:
         """Enter the state of a chunk that is not on its way; forget it if nothing is known."""
@@ -403,7 +446,6 @@ class ChunkStore:
     def _add(self, record: ChunkRecord, canonical: Canonical) -> None:
         self._resident.setdefault(record.key, record)
         record.size = len(canonical.pages)
-        record.tokens = sum(page.real for page in canonical.pages)
         record.last_use = self.clock()
         self._own(record, _names(canonical))
 

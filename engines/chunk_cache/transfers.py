@@ -41,6 +41,18 @@ class CopyCommand:
     target: int
 
 
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """Delete chunks from all tiers, once what is on its way has arrived; answered by `number`.
+
+    Free `blocks` are filled with zeros.
+    """
+
+    number: int
+    keys: tuple[Key, ...] = ()
+    blocks: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class TransferCommands:
     """Commands of one step. Copies and stores read blocks as they were before the step.
@@ -52,6 +64,7 @@ class TransferCommands:
     stores: list[StoreCommand] = field(default_factory=list)
     loads: list[LoadCommand] = field(default_factory=list)
     copies: list[CopyCommand] = field(default_factory=list)
+    erasures: list[Erasure] = field(default_factory=list)
     clear: bool = False
 
     def __bool__(self) -> bool:
@@ -114,7 +127,8 @@ class TransferResults:
     `lost` ones were missing or broken when they were loaded. `served` says by request from which
     tier each of its chunks was loaded. `pending` counts transfers and lookups under way. `faults`
     are the requests whose commands raised an exception, with the reason. `times` are those of steps
-    since the results before.
+    since the results before. `erased` says by number of an erasure which tiers
+    failed.
     """
 
     present: set[Key] = field(default_factory=set)
@@ -126,6 +140,7 @@ class TransferResults:
     pending: int = 0
     faults: dict[str, str] = field(default_factory=dict)
     times: StepTimes = field(default_factory=StepTimes)
+    erased: dict[int, list[str]] = field(default_factory=dict)
 
     def as_failed(self) -> "TransferResults":
         """The results as if the tiers had nothing and took nothing."""
@@ -135,6 +150,7 @@ class TransferResults:
             lost=self.lost,
             pending=self.pending,
             times=self.times,
+            erased=self.erased,
         )
 
     def merge(self, other: Self) -> "TransferResults":
@@ -151,4 +167,5 @@ class TransferResults:
             pending=max(self.pending, other.pending),
             faults=self.faults | other.faults,
             times=self.times.slowest(other.times),
+            erased=self.erased | other.erased,
         )

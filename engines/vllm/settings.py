@@ -36,6 +36,7 @@ CONNECTOR_MODULE = "picbench.engines.vllm.transfer.connector"
 #: What reads documents in parts of messages, for vLLM's flag of that name.
 MIDDLEWARE = "picbench.engines.vllm.frontend.document_parts.DocumentParts"
 USAGE_MIDDLEWARE = "picbench.engines.vllm.frontend.usage.UsageMiddleware"
+CACHE_MIDDLEWARE = "picbench.engines.vllm.frontend.cache_api.CacheMiddleware"
 
 #: vLLM's stop reason of a request that `on_pressure` refused.
 REJECTED = "rejected: the KV pool is short of blocks"
@@ -149,8 +150,8 @@ class PicSettings(ChunkSettings):
 
     @property
     def middleware(self) -> tuple[str, ...]:
-        """What servers need for `usage` and, with `marks`, for `parts`."""
-        return (USAGE_MIDDLEWARE, *([MIDDLEWARE] if self.marks else []))
+        """What servers need for `usage`, the cache API and, with `marks`, for `parts`."""
+        return (USAGE_MIDDLEWARE, CACHE_MIDDLEWARE, *([MIDDLEWARE] if self.marks else []))
 
     @property
     def shares_tiers(self) -> bool:

@@ -227,10 +227,15 @@ class GuardedTier:
             )
         self.delete(corrupt)
 
-    def delete(self, keys: Sequence[Key]) -> None:
-        """Delete values, if the tier answers."""
-        self._ask(lambda: self._tier.delete(keys), None, writes=True)
+    def delete(self, keys: Sequence[Key]) -> bool:
+        """Delete values; whether the tier answers."""
+
+        def delete() -> bool:
+            self._tier.delete(keys)
+            return True
+
         self._note_unread(keys)
+        return self._ask(delete, False, writes=True)
 
     def usage(self) -> Usage | None:
         """What the tier holds, None if it does not answer."""

@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 Group = Sequence[int]
 
+#: Seconds that an erasure waits for what is under way.
+_SETTLES = 5.0
+
 
 class Ticket(Generic[T]):
     """The answers to a batch, later; what is in no group or was dropped is answered `nothing`.
@@ -52,6 +55,33 @@ class Ticket(Generic[T]):
         return answers
 
 
+class EraseWork(Ticket[None]):
+    """A deletion that begins once what was under way `before` has ended; asking moves it on.
+
+    The names of tiers that failed, which `begin` adds to its list, are told in the end.
+    """
+
+    def __init__(
+        self,
+        before: Sequence[Any],
+        begin: Callable[[list[str]], Ticket[None]],
+        tell: Callable[[list[str]], None],
+    ) -> None:
+        super().__init__(0, None, ())
+        self._before, self._begin, self._tell = before, begin, tell
+        self._failed: list[str] = []
+        self._begun: Ticket[None] | None = None
+
+    def done(self) -> bool:
+        """Whether it has ended, which is told again then; never blocks."""
+        if self._begun is None and all(task.ended for task in self._before):
+            self._begun = self._begin(self._failed)
+        ended = self._begun is not None and self._begun.done()
+        if ended:
+            self._tell(self._failed)
+        return ended
+
+
 class BackgroundPool:
     """A thread pool for one kind of work, which can be drained.
 
@@ -78,14 +108,19 @@ class BackgroundPool:
         """
         return Ticket(size, nothing, [self._submit(group, work, after) for group in groups])
 
+    def settle(self, timeout: float) -> bool:
+        """Wait for what is pending now; whether all has ended."""
+        with self._lock:
+            pending = set(self._pending)
+        return not wait(pending, timeout).not_done
+
     def drain(self, timeout: float) -> bool:
         """Take no more work, wait for what is pending, drop the rest; whether all has ended."""
         with self._lock:
             self._closed = True
-            pending = set(self._pending)
-        late = wait(pending, timeout).not_done
+        ended = self.settle(timeout)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        return not late
+        return ended
 
     def _submit(
         self, group: Group, work: Callable[[Group], list[T]], after: Callable[[Group], None]
@@ -186,6 +221,7 @@ class TierStack:
         self._lookups = BackgroundPool("tier-lookup", 1)
         self._fetches = BackgroundPool("tier-fetch", self._limits.threads)
         self._stores = BackgroundPool("tier-store", self._limits.threads)
+        self._deletions = BackgroundPool("tier-delete", 1)
 
     def __len__(self) -> int:
         """The number of tiers."""
@@ -229,10 +265,11 @@ class TierStack:
             after=lambda group: self._budget.give(sum(sizes[i] for i in group)),
         )
 
-    def delete(self, keys: Sequence[Key]) -> Ticket[None]:
-        """Delete values from every tier; an unfinished store of the same key may undo it."""
+    def delete(self, keys: Sequence[Key], failed: list[str] | None = None) -> Ticket[None]:
+        """Delete values from every tier, also those on their way; `failed` gets names of tiers."""
         groups = [range(len(keys))] if keys and self._tiers else []
-        return self._stores.run(len(keys), None, groups, lambda _: self._delete(keys))
+        told = [] if failed is None else failed
+        return self._deletions.run(len(keys), None, groups, lambda _: self._delete(keys, told))
 
     def counters(self) -> dict[str, Counters]:
         """What each tier has done, by name; makes no call."""
@@ -245,7 +282,8 @@ class TierStack:
     def close(self, timeout: float = 5.0) -> bool:
         """Finish or drop what is pending in `timeout` s, close the tiers; whether all ended."""
         end = time.monotonic() + timeout
-        pools = (self._lookups, self._fetches, self._stores)  # fetches hand work to stores
+        # Fetches hand work to stores.
+        pools = (self._deletions, self._lookups, self._fetches, self._stores)
         drained = [pool.drain(max(0.0, end - time.monotonic())) for pool in pools]
         for tier in self._tiers:
             tier.close()
@@ -290,9 +328,10 @@ class TierStack:
             for i in range(len(values))
         ]
 
-    def _delete(self, keys: Sequence[Key]) -> list[None]:
-        for tier in self._tiers:
-            tier.delete(keys)
+    def _delete(self, keys: Sequence[Key], failed: list[str]) -> list[None]:
+        # A fetch copies what it found into the nearest tier, by a store.
+        settled = [pool.settle(_SETTLES) for pool in (self._fetches, self._stores)]
+        failed += [t.name for t in self._tiers if not (t.delete(keys) and all(settled))]
         return [None] * len(keys)
 
 

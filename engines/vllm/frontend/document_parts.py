@@ -5,6 +5,7 @@ that no code of vLLM is changed: what it does not know of messages is text when 
 """
 
 import json
+from http import HTTPStatus
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -38,7 +39,7 @@ class DocumentParts:
         try:
             changed = _rewritten(body, reader)
         except ConfigError as error:
-            await _refusal(str(error), anthropic=_PATHS[path])(scope, receive, send)
+            await refusal(str(error), anthropic=_PATHS[path])(scope, receive, send)
             return
         length = str(len(changed)).encode()
         others = [pair for pair in scope["headers"] if pair[0].lower() != b"content-length"]
@@ -88,9 +89,11 @@ def _rewritten(body: bytes, reader: PartReader) -> bytes:
     return body if changed == given else json.dumps(changed).encode()
 
 
-def _refusal(reason: str, *, anthropic: bool) -> JSONResponse:
-    error: dict[str, Any] = {"message": reason, "type": "BadRequestError", "code": 400}
+def refusal(reason: str, status: int = 400, *, anthropic: bool = False) -> JSONResponse:
+    """An error as vLLM's servers answer it."""
+    kind = HTTPStatus(status).phrase.replace(" ", "") + "Error"
+    error: dict[str, Any] = {"message": reason, "type": kind, "code": status}
     content = (
         {"type": "error", "error": error} if anthropic else {"error": {**error, "param": None}}
     )
-    return JSONResponse(content, status_code=400)
+    return JSONResponse(content, status_code=status)

@@ -82,7 +82,10 @@ def hash_lead(request: "Request", tokens: int) -> list[Key]:
 
 
 def plan_on_receipt() -> None:
-    """Have engine cores plan on receipt. Raises ConfigError if the upstream method differs."""
+    """Have engine cores plan on receipt, and answer the cache API (`pic_cache`).
+
+    Raises ConfigError if the upstream method differs.
+    """
     from vllm.v1.engine.core import EngineCore
 
     upstream = EngineCore.preprocess_add_request
@@ -98,5 +101,10 @@ def plan_on_receipt() -> None:
             plan_early(received[0])
         return received
 
+    def pic_cache(self: Any, erased: str | None = None) -> Any:
+        erasures = self.scheduler.erasures
+        return erasures.chunks() if erased is None else erasures.erase(erased)
+
+    EngineCore.pic_cache = pic_cache  # type: ignore[attr-defined]
     preprocess_add_request.plans = True  # type: ignore[attr-defined]
     EngineCore.preprocess_add_request = preprocess_add_request  # type: ignore[method-assign]

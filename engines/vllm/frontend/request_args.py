@@ -77,8 +77,9 @@ class RequestArgs:
     `tag` comes back with the request's cost. `positions` and `slots` say where tokens stand, if not
     one after the other, `documents` what stands before the chunks in theirs. `dependent` spans are
     recomputed under any algorithm. `usage` says whether the answer tells what became of the prompt;
-    None leaves that to the server. `checked` requests were checked by who sends them, in the same
-    process; clients cannot say so.
+    None leaves that to the server. `names` are ids of the chunks' documents, by span, and `pin` has
+    the chunks stay in the pool, as the cache API says. `checked` requests were checked by who sends
+    them, in the same process; clients cannot say so.
     """
 
     spans: tuple[Span, ...]
@@ -89,6 +90,8 @@ class RequestArgs:
     documents: ChunkContexts = field(default_factory=ChunkContexts)
     dependent: tuple[Span, ...] = ()
     usage: bool | None = None
+    names: tuple[str | None, ...] = ()
+    pin: bool = False
     checked: bool = False
 
 
@@ -198,6 +201,8 @@ def read_args(
         read_documents(given.get("documents"), spans, prompt),
         read_dependent(given.get("dependent", ()), spans, len(prompt)),
         None if usage is None else bool(usage),
+        tuple(given.get("names") or ()),
+        given.get("pin") is True,
     )
 
 

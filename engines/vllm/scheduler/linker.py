@@ -62,6 +62,11 @@ class Link:
     cost: PromptCost | None = None
     running: bool = False
 
+    def keys_by_span(self, spans: int) -> Iterator[Key | None]:
+        """The keys of the chunks of so many spans; None for one served as text."""
+        texts, keys = self.choice.texts if self.choice else (), iter(self.keys)
+        return (None if i in texts else next(keys, None) for i in range(spans))
+
     @property
     def copies(self) -> bool:
         """Whether the request copies its chunks into blocks of its own."""

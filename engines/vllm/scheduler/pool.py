@@ -1,6 +1,6 @@
 """The operations on vLLM's block pool that the linker and the chunk cache need."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -110,6 +110,19 @@ class Pool:
             self._pool.metrics_collector = listeners
         if listeners is not None:
             listeners.reset()
+
+    def erase(self, pages: Container[Key]) -> list[int]:
+        """Forget these canonical pages and all computed blocks, those in use, too.
+
+        Returns all free blocks without a key: requests have left copies in them.
+        """
+        blocks = set[int]()
+        for name, found in self._pool.cached_block_hash_to_block._cache.items():
+            if not is_canonical(key := bytes(name[: -len(_GROUP_ID)])) or key in pages:
+                blocks.update(found if isinstance(found, dict) else [found.block_id])
+        self._pool.evict_blocks(blocks)
+        every = self._pool.blocks
+        return [b.block_id for b in every if not b.ref_cnt and b.block_hash is None]
 
     def is_last(self, block: "KVCacheBlock") -> bool:
         """Whether a block is the only one with its key."""

@@ -43,6 +43,7 @@ from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.scheduler.cache_manager import ChunkEvents, ChunkTails, PromptHits
 from picbench.engines.vllm.scheduler.chooser import Chooser
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
+from picbench.engines.vllm.scheduler.erasures import Erasures
 from picbench.engines.vllm.scheduler.isolation import IsolatedLinker
 from picbench.engines.vllm.scheduler.linker import Linker
 from picbench.engines.vllm.scheduler.machine_costs import MachineCosts, ModelShape
@@ -80,6 +81,8 @@ class PicScheduler(Scheduler):
         self._hooks = IsolatedLinker(self.linker, self._faults)
         self._prompt_steps = PromptSteps(costs, self.linker, self.jobs, time.time)
         self._usage = UsageReports(self.linker, self.chunk_store, always=settings.usage)
+        specs, alive = parse_tiers(settings.tiers or ""), lambda: self.requests.keys()
+        self.erasures = Erasures(self.chunk_store, pool, self.linker, alive, specs)
         self._pool = pool
         self._hits = PromptHits(self.kv_cache_manager, pool, self.block_size)
         coordinator = self.kv_cache_manager.coordinator
@@ -102,7 +105,7 @@ class PicScheduler(Scheduler):
         assert isinstance(self.connector, PicConnector)  # `check_config`
         self.connector.set_planner(self._hooks, self.chunk_store)
         self.connector.report(lambda: self._usage.values(pool))
-        tiers_named = ", ".join(spec.text for spec in parse_tiers(settings.tiers or "")) or "none"
+        tiers_named = ", ".join(spec.text for spec in specs) or "none"
         what = version_of("picbench"), settings.algorithm, tiers_named, pool.usable
         _LOG.info("picbench %s: algorithm %s, tiers %s, %d KV blocks of 16 tokens", *what)
 
@@ -116,6 +119,8 @@ class PicScheduler(Scheduler):
         if new:
             self._note_reasoning(request)
             self._hooks.on_arrival(request)
+            note = partial(self.erasures.note, request)
+            self._faults.succeeds("note documents", request.request_id, note)
         super().add_request(request)
         short = new and self._rejects and not self._hooks.has_failed(request)
         if short and self._faults.attempt("count", None, self._short_of_blocks, False):
@@ -124,6 +129,7 @@ class PicScheduler(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Request chunks, schedule, and tell the linker what was scheduled."""
+        self._faults.succeeds("erase documents", None, self.erasures.before_schedule)
         self._hooks.before_schedule(self.waiting, self._needed_first())
         self._end_failed()
         output = super().schedule(throttle_prefills)

@@ -7,6 +7,7 @@ other connectors: of a request that ends at a stop string the engine core does n
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
@@ -34,6 +35,7 @@ class UsageReports:
         self._store = store
         self._always = always
         self._reports: dict[str, dict[str, Any]] = {}
+        self._pins: dict[str, tuple[Key, ...]] = {}
         self.totals = Counter({"refused_requests|pressure": 0, "refused_requests|fault": 0})
         for kind in ("chunks", "plain"):
             self._count(kind, TokenCounts(), requests=0)
@@ -51,6 +53,8 @@ class UsageReports:
         if self._always if asks is None else asks:
             report = {**_tokens(counts), "chunks": list(self._chunks(args, link))}
             self._reports[request.request_id] = report
+        if args and link and args.pin:
+            self._pins[request.request_id] = link.keys
 
     def values(self, pool: Pool) -> dict[str, int]:
         """The totals, and the pool's blocks: a chunk's or a prefix's are in use or idle."""
@@ -65,6 +69,8 @@ class UsageReports:
         """Add the reports to the outputs of their requests."""
         for output in (output for client in outputs if self._reports for output in client.outputs):
             report = self._reports.pop(output.request_id, None)
+            if report and (keys := self._pins.pop(output.request_id, ())):
+                report["pinned"] = all(map(self._store.pin, keys))
             if report is not None:
                 output.kv_transfer_params = {**(output.kv_transfer_params or {}), ARGS: report}
 
@@ -72,6 +78,7 @@ class UsageReports:
         """Forget the reports of requests that ended without an output."""
         for request in requests:
             self._reports.pop(request.request_id, None)
+            self._pins.pop(request.request_id, None)
 
     def _count(self, kind: str, counts: TokenCounts, requests: int = 1) -> None:
         self.totals[f"requests|{kind}"] += requests
@@ -88,10 +95,9 @@ class UsageReports:
         names = defaultdict[Key, set[Key]](set)
         for canonical in link.plan.canonicals if link else ():
             names[canonical.key].update(canonical.keys)
-        texts = link.choice.texts if link and link.choice else ()
-        keys = iter(link.keys if link else ())
-        for index, span in enumerate(args.spans if args else ()):
-            key = None if index in texts else next(keys, None)
+        spans = args.spans if args else ()
+        keys = link.keys_by_span(len(spans)) if link else repeat(None)
+        for span, key in zip(spans, keys, strict=False):
             state = _state(link, names[key]) if link and key and key in names else "text"
             found = {"span": list(span), "state": state}
             if key and state == "compiled":

@@ -165,6 +165,12 @@ class ChunkTransfers:
             self.arena.clear()
         return self._stack.delete(names)
 
+    def erase(self, names: Sequence[Key], failed: list[str]) -> Ticket[None]:
+        """Delete chunks from all tiers, with what their rows hold; see `TierStack.delete`."""
+        if self.arena is not None and self._memory is not None:
+            self._memory[self.arena.erase(names)] = 0
+        return self._stack.delete(names, failed)
+
     def close(self) -> None:
         """Finish what takes seconds at most, and close the far tiers."""
         self._stack.close()
@@ -274,7 +280,7 @@ class ChunkTransfers:
 
     def _leave(self, room: _Room) -> None:
         if self.arena is not None and room.extent is not None:
-            self.arena.release(room.extent)
+            room.memory[list(self.arena.release(room.extent))] = 0
         self._passing.give(room.budget)
 
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from picbench.engines.chunk_cache.tiers.backends.host import Host
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
 from picbench.engines.chunk_cache.tiers.notation import open_tiers, parse_tiers
-from picbench.engines.chunk_cache.tiers.stack import Ticket
+from picbench.engines.chunk_cache.tiers.stack import EraseWork, Ticket
 from picbench.engines.chunk_cache.tiers.tier import Usage
 from picbench.engines.chunk_cache.transfers import (
+    Erasure,
     LoadCommand,
     StoreCommand,
     TransferCommands,
@@ -155,6 +156,8 @@ class TierClient:
         attempt = self.faults.succeeds
         if commands.clear:
             attempt("clear tiers", None, self._clear)
+        for erasure in commands.erasures:
+            attempt("erase chunks", None, partial(self._erase, erasure))
         for store in commands.stores:
             if not attempt("store a chunk", None, partial(self._store, store)):
                 self._results.refused.add(store.key)
@@ -246,6 +249,15 @@ class TierClient:
     def _clear(self) -> None:
         self._deletions.append(self._chunks.clear(list(self._stored)))
         self._stored.clear()
+
+    def _erase(self, erasure: Erasure) -> None:
+        zeros = self._pool.empty(1, device=str(self._pool.device)).zero_()
+        zeros = zeros.expand(len(erasure.blocks), *self._pool.shape)
+        self._pool.scatter(self._pool.ids(erasure.blocks), zeros)
+        before = [*self._stores.values(), *(t for _, tasks in self._loads for t in tasks)]
+        begin = partial(self._chunks.erase, list(map(self._name, erasure.keys)))
+        tell = lambda failed: self._results.erased.update({erasure.number: failed})  # noqa: E731
+        self._deletions.append(EraseWork(before, begin, tell))
 
     def _look_up(self, keys: Sequence[Key]) -> None:
         near = {key for key in keys if self._chunks.holds(self._name(key))}

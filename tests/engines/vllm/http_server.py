@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from serving_document import arguments
 
 from picbench.engines.vllm.serve import TEMPLATE
@@ -72,6 +73,17 @@ def http_server(
     command = _command(model, settings, port=port, **limits)
     with running(command, folder, port, environment) as (server, _):
         yield server
+
+
+def series(server: HttpServer) -> dict[str, float]:
+    """picbench's series, by name and label; the model's and the engine's left out."""
+    found = {}
+    for family in text_string_to_metric_families(server.client.get("/metrics").text):
+        for sample in family.samples:
+            labels = [v for k, v in sample.labels.items() if k not in ("engine", "model_name")]
+            if sample.name.startswith("pic_") and not sample.name.endswith("_created"):
+                found["|".join([sample.name, *labels])] = sample.value
+    return found
 
 
 def free_port() -> int:
@@ -141,6 +153,7 @@ def _command(model: Path, settings: PicSettings, **limits: Any) -> list[str]:
         "dtype": "float32",
         "additional-config": json.dumps({KEY: asdict(settings)}),
         "chat-template": TEMPLATE,
+        "middleware": settings.middleware,
         **limits,
     }
     flags = [

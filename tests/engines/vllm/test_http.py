@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from http_faults import environment
-from http_server import MODEL, HttpServer, free_port, http_server
-from prometheus_client.parser import text_string_to_metric_families
+from http_server import MODEL, HttpServer, free_port, http_server, series
 from prometheus_queries import panel_queries, rules, samples, unanswered
 from serving_document import bodies, marked_example, refused, with_parts
 from serving_document import told as documented
@@ -25,7 +23,7 @@ from small_engine import small_config
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm.serve import TEMPLATE
-from picbench.engines.vllm.settings import MIDDLEWARE, USAGE_MIDDLEWARE, PicSettings
+from picbench.engines.vllm.settings import PicSettings
 from picbench.run.remote import Endpoint, RemoteServer
 from picbench.store.records import ServedReply
 from picbench.workloads.testbed import model_path
@@ -52,7 +50,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     settings = PicSettings(tiers="host:4MiB", pad_token=2, bos_token=0, **marks)
     limits: dict[str, Any] = {"max-model-len": CONTEXT, "num-gpu-blocks-override": 120}
     limits |= {"max-num-seqs": 8, "chat-template": MARKING}
-    limits |= {"middleware": (MIDDLEWARE, USAGE_MIDDLEWARE)}
     folder = tmp_path_factory.mktemp("server")
     added = {**environment(folder), "VLLM_LOGGING_LEVEL": "INFO"}
     with http_server(model_path(), folder, settings, added, **limits) as server:
@@ -239,62 +236,6 @@ def test_ten_tenants_have_nothing_cached_and_then_their_own(server, prompt):
         assert counted == [sum(found), sum(found), 0]
         least = 0.75 * len(prompt["prompt"])
         assert all(count >= least for count in found) if times else not any(found)
-
-
-def by_source(server: HttpServer) -> dict[str, float]:
-    """The cached tokens that vLLM counts for each place that holds them."""
-    lines = server.client.get("/metrics").text.splitlines()
-    name = "vllm:prompt_tokens_cached_by_source_total{"
-    counted = (line.rsplit(maxsplit=1) for line in lines if line.startswith(name))
-    return {labels.split('source="')[1].split('"')[0]: float(count) for labels, count in counted}
-
-
-def test_what_another_server_put_into_redis_is_external(
-    tmp_path: Path, redis_process: Any, prompt: dict[str, Any]
-) -> None:
-    settings = PicSettings(tiers=redis_process.address, pad_token=2, bos_token=0)
-    limits = {"max-model-len": CONTEXT, "num-gpu-blocks-override": 120, "max-num-seqs": 8}
-    body = planned(prompt, "mepic", max_tokens=1)
-    answers, sources = [], []
-    shown = {"VLLM_LOGGING_LEVEL": "INFO"}
-    for _ in range(2):
-        with http_server(model_path(), tmp_path, settings, shown, **limits) as server:
-            answers.append(server.post(COMPLETIONS, **body)[1])
-            sources.append({name: count for name, count in by_source(server).items() if count})
-            deadline = time.monotonic() + 30
-            with redis_process.client() as client:
-                while not client.dbsize() and time.monotonic() < deadline:
-                    time.sleep(0.1)
-            if len(answers) == 2:
-                check_outage(server, redis_process, body)
-    first, second = (cached(answer) for answer in answers)
-    assert first == 0
-    assert sources == [{}, {"external_unspecified": second}]
-    assert second > 0
-
-
-def check_outage(server: HttpServer, redis: Any, body: dict[str, Any]) -> None:
-    """A redis that is killed and comes back: in a series with the next request, and in the log."""
-    name = redis.address
-    faults = f"pic_tier_faults_total|error|{name}"
-    assert series(server)[faults] == 0
-
-    def said(text: str) -> list[str]:
-        lines = (server.folder / "server.log").read_text().splitlines()
-        return [line for line in lines if f"tier {name} {text}" in line]
-
-    redis.kill()
-    assert server.post(COMPLETIONS, **body, cache_salt="gone")[0] == 200
-    assert series(server)[faults] > 0
-    [line] = said("fails: ")
-    assert re.match(r"^\(\w+ pid=\d+\) WARNING ", line), line
-    redis.start()
-    deadline = time.monotonic() + 60
-    while not said("answers again") and time.monotonic() < deadline:
-        salt = f"back {time.monotonic()}"
-        assert server.post(COMPLETIONS, **body, cache_salt=salt)[0] == 200
-        time.sleep(0.2)
-    assert len(said("answers again")) == len(said("fails: ")) == 1
 
 
 #: Ids of the vocabulary that the passages do not have.
@@ -796,17 +737,6 @@ def test_a_fault_is_an_error_with_its_reason(server, prompt, fault):
     assert status == 500
     check_fault(answer["error"], fault)
     assert server.post(COMPLETIONS, **body)[1]["choices"] == served["choices"]
-
-
-def series(server: HttpServer) -> dict[str, float]:
-    """picbench's series, by name and label; the model's and the engine's left out."""
-    found = {}
-    for family in text_string_to_metric_families(server.client.get("/metrics").text):
-        for sample in family.samples:
-            labels = [v for k, v in sample.labels.items() if k not in ("engine", "model_name")]
-            if sample.name.startswith("pic_") and not sample.name.endswith("_created"):
-                found["|".join([sample.name, *labels])] = sample.value
-    return found
 
 
 def test_series_equal_what_answers_say_after_a_storm(server, prompt):

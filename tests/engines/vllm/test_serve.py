@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 from serving_document import bodies
 
 from picbench.engines.vllm.serve import TEMPLATE, ServerCommand, check_start, server_command
-from picbench.engines.vllm.settings import CONNECTOR, MIDDLEWARE, USAGE_MIDDLEWARE
+from picbench.engines.vllm.settings import (
+    CACHE_MIDDLEWARE,
+    CONNECTOR,
+    MIDDLEWARE,
+    USAGE_MIDDLEWARE,
+)
 from picbench.errors import ConfigError
 from picbench.workloads.testbed import model_path
 
@@ -49,12 +54,13 @@ def values(made: ServerCommand) -> dict[str, str]:
 def test_servers_that_read_marks_read_parts() -> None:
     wanted = ("--middleware", MIDDLEWARE)
     assert wanted in command(marks=True).flags
-    assert ("--middleware", USAGE_MIDDLEWARE) in command(marks=True).flags
+    for each in (USAGE_MIDDLEWARE, CACHE_MIDDLEWARE):
+        assert ("--middleware", each) in command(marks=True).flags
     assert wanted not in command().flags
     own = command("--middleware", "mine.Own", marks=True)
     assert wanted in own.flags
     assert own.flags[-1][:2] == ("--middleware", "mine.Own")
-    for path in (MIDDLEWARE, USAGE_MIDDLEWARE):
+    for path in (MIDDLEWARE, USAGE_MIDDLEWARE, CACHE_MIDDLEWARE):
         module, _, name = path.rpartition(".")
         assert isinstance(getattr(import_module(module), name), type)
 

@@ -20,6 +20,7 @@ from picbench.engines.vllm.frontend.engine_args import complete
 from picbench.engines.vllm.frontend.plugin import register
 from picbench.engines.vllm.settings import (
     ASYNC_SCHEDULER,
+    CACHE_MIDDLEWARE,
     CONNECTOR,
     CPU_WORKER,
     CUDA_WORKER,
@@ -196,7 +197,7 @@ def test_commands_show_what_is_cached_and_read_parts() -> None:
     assert made.kv_transfer_config is not None
     assert made.kv_transfer_config.kv_connector == CONNECTOR
     assert asked.enable_prompt_tokens_details
-    assert asked.middleware == ["a.b", USAGE_MIDDLEWARE, MIDDLEWARE]
+    assert asked.middleware == ["a.b", USAGE_MIDDLEWARE, CACHE_MIDDLEWARE, MIDDLEWARE]
     # Of a command with all parts, as `picbench serve` makes it, nothing is changed.
     asked = command("--additional-config", '{"pic": {}}', "--worker-cls", CPU_WORKER)
     AsyncEngineArgs.from_cli_args(asked)

@@ -1,0 +1,160 @@
+"""The cache API of a server: which chunks it has, warming and pinning them, erasing documents.
+
+`CacheMiddleware` (vLLM's flag ``--middleware``) answers below ``/pic/`` where the operator has set
+a key for it; without one there is nothing at these paths. What is asked goes to the engine core,
+which knows all chunks, so that any API server may answer.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from hmac import compare_digest
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from vllm import SamplingParams
+from vllm.exceptions import GenerationError, VLLMValidationError
+from vllm.tokenizers import cached_tokenizer_from_config
+
+from picbench.dummy_prefix import inside_prompt
+from picbench.engines.algorithms import of_chunks, parse
+from picbench.engines.config import secret
+from picbench.engines.vllm.frontend.document_parts import refusal
+from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs
+from picbench.engines.vllm.settings import PicSettings
+from picbench.errors import ConfigError, closest
+
+#: Limits: chunks of a request, bytes of its body, characters of an id or a salt.
+_CHUNKS, _BYTES, _CHARACTERS = 256, 32 << 20, 200
+
+#: Seconds after which tiers that have not answered count as failed.
+_ERASE_S = 15.0
+
+_DOCUMENTS = "/pic/documents/"
+
+#: Fields of a request to warm chunks, and what their values are.
+_FIELDS = {"chunks": list, "document": str, "pin": bool, "salt": str, "algorithm": str}
+
+
+class CacheMiddleware:
+    """ASGI middleware that answers ``/pic/chunks`` and ``/pic/documents/ID``."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._key = secret("CACHE_KEY")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; what is wrong with it gets 400 and a reason."""
+        if scope["type"] != "http" or not self._key or not scope["path"].startswith("/pic/"):
+            await self._app(scope, receive, send)
+            return
+        with suppress(ClientDisconnect):
+            answer = await self._answer(Request(scope, receive), self._key)
+            await answer(scope, receive, send)
+
+    async def _answer(self, request: Request, key: str) -> JSONResponse:
+        given = request.headers.get("authorization", "").encode()
+        if not compare_digest(given, f"Bearer {key}".encode()):
+            return refusal("the cache API needs its own key, as a bearer token", 401)
+        path, engine = request.scope["path"], request.app.state.engine_client
+        try:
+            if (request.method, path) == ("GET", "/pic/chunks"):
+                return JSONResponse(await engine.engine_core.call_utility_async("pic_cache"))
+            if (request.method, path) == ("POST", "/pic/chunks"):
+                return JSONResponse(await _warm(engine, _read(await _body(request))))
+            if request.method == "DELETE" and path.startswith(_DOCUMENTS):
+                return await _erase(engine, _named("id", path.removeprefix(_DOCUMENTS)))
+        except (ConfigError, VLLMValidationError) as error:
+            return refusal(str(error))
+        except GenerationError as error:
+            return refusal(str(error), 503)
+        return refusal("there are GET and POST /pic/chunks, and DELETE /pic/documents/ID", 404)
+
+
+async def _erase(engine: Any, document: str) -> JSONResponse:
+    asked = engine.engine_core.call_utility_async("pic_cache", document)
+    try:
+        done = await asyncio.wait_for(asked, _ERASE_S)
+    except TimeoutError:
+        return refusal("the tiers do not answer: the document may be there; send it again", 503)
+    if done["failed"]:
+        left = ", ".join(done["failed"])
+        return refusal(f"the document may still be in {left}; send it again", 503)
+    return JSONResponse({"document": document, "chunks": done["chunks"]})
+
+
+async def _warm(engine: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Compile or fetch chunks, each by a request of its own."""
+    config = engine.vllm_config
+    settings = PicSettings.given(config.additional_config) or PicSettings()
+    algorithm = of_chunks(parse(given.get("algorithm") or settings.algorithm)).spec
+    tokenizer = inside_prompt(cached_tokenizer_from_config(config.model_config))
+    vocabulary, salt = config.model_config.get_vocab_size(), given.get("salt")
+
+    async def warm(tokens: Sequence[int]) -> dict[str, Any]:
+        spans, names = ((0, len(tokens)),), (given.get("document"),)
+        args = RequestArgs(spans, algorithm, usage=True, names=names, pin=given.get("pin", False))
+        params = SamplingParams(max_tokens=1, temperature=0, extra_args={ARGS: args})
+        # Some text must follow.
+        prompt = {"prompt_token_ids": [*tokens, 0]} | ({"cache_salt": salt} if salt else {})
+        report: dict[str, Any] = {}
+        async for output in engine.generate(prompt, params, f"pic-warm-{uuid4().hex}"):
+            report = (output.kv_transfer_params or {}).get(ARGS, report)
+        state = report["chunks"][0]["state"]
+        return {"state": state, "tokens": len(tokens), "pinned": report.get("pinned", False)}
+
+    texts = [_tokens(n, chunk, tokenizer, vocabulary) for n, chunk in enumerate(given["chunks"])]
+    return {"chunks": await asyncio.gather(*map(warm, texts))}
+
+
+async def _body(request: Request) -> Any:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _BYTES:
+            raise ConfigError(f"the body has more than {_BYTES >> 20} MiB")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the body is no JSON: {error}") from error
+
+
+def _read(given: Any) -> dict[str, Any]:
+    """The checked fields of a request to warm chunks. Raises ConfigError."""
+    if not isinstance(given, dict) or not given.get("chunks"):
+        raise ConfigError("`chunks` is missing", hint='send {"chunks": [{"text": "..."}]}')
+    for name, value in given.items():
+        if name not in _FIELDS:
+            raise ConfigError(f"{name!r} is no field", hint=closest(name, _FIELDS))
+        if not isinstance(value, _FIELDS[name]):
+            raise ConfigError(f"`{name}` is no {_FIELDS[name].__name__}")
+        if isinstance(value, str):
+            _named(name, value)
+    if len(given["chunks"]) > _CHUNKS:
+        raise ConfigError(f"{len(given['chunks'])} chunks", hint=f"send at most {_CHUNKS}")
+    return given
+
+
+def _named(name: str, value: str) -> str:
+    if not 0 < len(value) <= _CHARACTERS:
+        raise ConfigError(f"`{name}` has {len(value)} characters, not 1 to {_CHARACTERS}")
+    return value
+
+
+def _tokens(number: int, chunk: Any, tokenizer: Any, vocabulary: int) -> list[int]:
+    """The tokens of a chunk, given as ids or as text, which is tokenized as between marks."""
+    match chunk:
+        case {"text": str(text), **others} if text and not others:
+            found = list(tokenizer.encode(text, add_special_tokens=False))
+        case {"tokens": [*ids], **others} if not others and all(type(i) is int for i in ids):
+            found = ids
+        case _:
+            found = []
+    if not found or not 0 <= min(found) <= max(found) < vocabulary:
+        hint = 'give a "text", or "tokens" of the vocabulary'
+        raise ConfigError(f"chunks[{number}] has no text and no tokens", hint=hint)
+    return found

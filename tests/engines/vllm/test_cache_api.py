@@ -1,0 +1,195 @@
+"""Two servers on one redis: their cache API, what they share, and what they do not tell."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from http_server import HttpServer, http_server, series
+
+from picbench.engines.vllm.settings import PicSettings
+from picbench.workloads.testbed import model_path
+
+COMPLETIONS, CHUNKS = "/v1/completions", "/pic/chunks"
+
+KEY = "key-of-the-cache-api"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Servers that store in host memory, a folder or none, and one redis."""
+
+    one: HttpServer
+    other: HttpServer
+    redis: Any
+
+
+@pytest.fixture(scope="module")
+def pair(redis_process: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    limits = {"max-model-len": 512, "num-gpu-blocks-override": 120, "max-num-seqs": 8}
+    disk = tmp_path_factory.mktemp("disk")
+    tiers = (f"host:8MiB,disk:{disk}:64MiB,{redis_process.address}", redis_process.address)
+    shown = {"VLLM_LOGGING_LEVEL": "INFO", "PICBENCH_CACHE_KEY": KEY}
+    with ExitStack() as stack:
+        servers = []
+        for each in tiers:
+            settings = PicSettings(tiers=each, pad_token=2, bos_token=0, marks=True)
+            folder = tmp_path_factory.mktemp("server")
+            server = http_server(model_path(), folder, settings, shown, **limits)
+            servers.append(stack.enter_context(server))
+        yield Pair(servers[0], servers[1], redis_process)
+
+
+def call(server: HttpServer, method: str, path: str, body: Any = None, key: str = KEY) -> Any:
+    headers = {"Authorization": f"Bearer {key}"}
+    return server.client.request(method, path, json=body, headers=headers)
+
+
+def warm(server: HttpServer, *texts: str, **more: Any) -> list[dict[str, Any]]:
+    answer = call(server, "POST", CHUNKS, {"chunks": [{"text": t} for t in texts], **more})
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["chunks"]
+    return found
+
+
+def listed(server: HttpServer, document: str | None = None) -> list[dict[str, Any]]:
+    answer = call(server, "GET", CHUNKS)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert sum(found["counts"].values()) == len(found["chunks"])
+    return [c for c in found["chunks"] if document is None or document in c["documents"]]
+
+
+def text(name: str) -> str:
+    return " ".join(f"{name} sold the door of house {number}." for number in range(20))
+
+
+def asked(server: HttpServer, *texts: str, **more: Any) -> dict[str, Any]:
+    """What becomes of a prompt of documents."""
+    prompt = "\n".join(f"<<doc>>{one}<</doc>>" for one in texts)
+    xargs = {"pic_usage": True, "pic_algorithm": "naive"}
+    body = {"prompt": f"{prompt}\nWho?", "max_tokens": 1, "vllm_xargs": xargs, **more}
+    status, answer = server.post(COMPLETIONS, **body)
+    assert status == 200, answer
+    found: dict[str, Any] = answer["usage"]["pic"]
+    return found
+
+
+def states(report: dict[str, Any]) -> list[str]:
+    return [chunk["state"] for chunk in report["chunks"]]
+
+
+def test_without_its_key_there_is_no_api(pair):
+    for key in ("x", "other", KEY[:-1]):
+        assert call(pair.one, "GET", CHUNKS, key=key).status_code == 401
+        assert call(pair.one, "DELETE", "/pic/documents/a", key=key).status_code == 401
+    assert call(pair.one, "GET", "/pic/nothing").status_code == 404
+    assert call(pair.one, "PUT", CHUNKS).status_code == 404
+
+
+def test_chunks_are_warmed_pinned_and_listed(pair):
+    body = {"document": "ada", "pin": True, "algorithm": "naive"}
+    (first,) = warm(pair.one, text("Ada"), **body)
+    assert (first["state"], first["pinned"]) == ("compiled", True)
+    (again,) = warm(pair.one, text("Ada"), **body)
+    assert again == first | {"state": "hit"}
+    (found,) = listed(pair.one, "ada")
+    assert found["tokens"] == first["tokens"]
+    assert (found["state"], found["tier"], found["pinned"]) == ("resident", "pool", True)
+    assert states(asked(pair.one, text("Ada"))) == ["hit"]
+    answer = call(pair.one, "DELETE", "/pic/documents/ada")
+    assert (answer.status_code, answer.json()) == (200, {"document": "ada", "chunks": 1})
+    assert listed(pair.one, "ada") == []
+    assert states(asked(pair.one, text("Ada"))) == ["compiled"]
+
+
+WRONG: list[tuple[Any, str]] = [
+    ([], "`chunks` is missing"),
+    ({"chunks": []}, "`chunks` is missing"),
+    ({"chunks": "text"}, "`chunks` is no list"),
+    ({"chunks": [{"text": "a"}] * 257}, "257 chunks (send at most 256)"),
+    ({"chunks": [{"text": ""}]}, "chunks[0] has no text and no tokens"),
+    ({"chunks": [{"text": "a", "tokens": [1]}]}, "chunks[0] has no text and no tokens"),
+    ({"chunks": [{"tokens": [5, -1]}]}, "chunks[0] has no text and no tokens"),
+    ({"chunks": [{"tokens": [5, 1 << 40]}]}, "chunks[0] has no text and no tokens"),
+    ({"chunks": [{"tokens": [True]}]}, "chunks[0] has no text and no tokens"),
+    ({"chunks": [{"text": "a"}], "documents": "a"}, "'documents' is no field"),
+    ({"chunks": [{"text": "a"}], "document": 5}, "`document` is no str"),
+    ({"chunks": [{"text": "a"}], "document": "a" * 201}, "`document` has 201 characters"),
+    ({"chunks": [{"text": "a"}], "pin": 1}, "`pin` is no bool"),
+    ({"chunks": [{"text": "a"}], "algorithm": "mepik"}, "did you mean 'mepic'"),
+    ({"chunks": [{"tokens": [5] * 600}]}, "512"),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), WRONG)
+def test_what_is_wrong_gets_400_and_a_reason(pair, body, reason):
+    answer = call(pair.one, "POST", CHUNKS, body)
+    assert answer.status_code == 400, answer.text
+    assert reason in answer.json()["error"]["message"]
+
+
+def test_bodies_that_are_no_json_or_too_large_get_400(pair):
+    headers = {"Authorization": f"Bearer {KEY}"}
+    for content, reason in ((b"{", "is no JSON"), (b" " * (33 << 20), "more than 32 MiB")):
+        answer = pair.one.client.post(CHUNKS, content=content, headers=headers)
+        assert answer.status_code == 400, answer.text
+        assert reason in answer.json()["error"]["message"]
+    answer = call(pair.one, "DELETE", f"/pic/documents/{'a' * 201}")
+    assert answer.status_code == 400
+
+
+def by_source(server: HttpServer) -> dict[str, float]:
+    """The cached tokens that vLLM counts for each place that holds them."""
+    lines = server.client.get("/metrics").text.splitlines()
+    name = "vllm:prompt_tokens_cached_by_source_total{"
+    counted = (line.rsplit(maxsplit=1) for line in lines if line.startswith(name))
+    return {labels.split('source="')[1].split('"')[0]: float(count) for labels, count in counted}
+
+
+def wait_until(what: Any, seconds: float = 30) -> bool:
+    deadline = time.monotonic() + seconds
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(what())
+
+
+def test_what_another_server_put_into_redis_is_external(pair):
+    with pair.redis.client() as client:
+        held = client.dbsize()
+        first = asked(pair.one, text("Eve"))
+        assert wait_until(lambda: client.dbsize() > held)
+    before = by_source(pair.other)
+    second = asked(pair.other, text("Eve"))
+    assert (states(first), states(second)) == (["compiled"], [f"loaded:{pair.redis.address}"])
+    rose = {name: count - before.get(name, 0) for name, count in by_source(pair.other).items()}
+    loaded = {name: count for name, count in rose.items() if count}
+    assert loaded == {"external_unspecified": first["compiled_tokens"]}
+
+
+def test_an_outage_of_redis_is_in_a_series_and_in_the_log(pair):
+    """One that is killed and comes back; the last test, since its values are gone then."""
+    server, name = pair.other, pair.redis.address
+    faults = f"pic_tier_faults_total|error|{name}"
+    assert series(server)[faults] == 0
+
+    def said(words: str) -> list[str]:
+        lines = (server.folder / "server.log").read_text().splitlines()
+        return [line for line in lines if f"tier {name} {words}" in line]
+
+    pair.redis.kill()
+    asked(server, text("Eve"), cache_salt="gone")
+    assert series(server)[faults] > 0
+    [line] = said("fails: ")
+    assert re.match(r"^\(\w+ pid=\d+\) WARNING ", line), line
+    pair.redis.start()
+
+    def answers() -> bool:
+        asked(server, text("Eve"), cache_salt=f"back {time.monotonic()}")
+        return bool(said("answers again"))
+
+    assert wait_until(answers, 60)
+    assert len(said("answers again")) == len(said("fails: ")) == 1
