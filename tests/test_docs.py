@@ -70,6 +70,7 @@ FOREIGN = {
     "--api-server-count",
     "--block-size",
     "--chat-template",
+    "--data-parallel-size",
     "--enable-prefix-caching",
     "--enable-prompt-tokens-details",
     "--enforce-eager",

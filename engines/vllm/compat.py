@@ -186,6 +186,7 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     yield "decode context parallelism", parallel.decode_context_parallel_size > 1
     yield "prefill context parallelism", parallel.prefill_context_parallel_size > 1
     yield "pipeline parallelism", parallel.pipeline_parallel_size > 1
+    yield "Ray's executor", parallel.distributed_executor_backend == "ray"
     yield "watermarking", config.watermark_config is not None
     yield "returned expert choices", bool(config.aux_output_config.enabled)
     scheduler = config.scheduler_config

@@ -7,7 +7,7 @@ from picbench.cli.inspect import doctor, explain, listing, profile, selftest
 from picbench.cli.measure import figures, measure, reproduce
 from picbench.cli.results import baseline, compare, gate, report, rescore, show, table
 from picbench.cli.run import run, sweep, traffic, warm
-from picbench.cli.serve import serve
+from picbench.cli.serve import route, serve
 
 
 @click.group(cls=GuardedGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,6 +24,6 @@ def main() -> None:
 
 for command in (
     *(run, sweep, compare, gate, baseline, show, report, rescore, traffic, warm, profile, table),
-    *(reproduce, figures, measure, explain, listing, doctor, selftest, serve),
+    *(reproduce, figures, measure, explain, listing, doctor, selftest, serve, route),
 ):
     main.add_command(command)

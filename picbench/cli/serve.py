@@ -1,4 +1,4 @@
-"""The command that serves over HTTP: serve."""
+"""The commands that serve over HTTP: serve, route."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -9,6 +9,18 @@ import click
 
 from picbench.cli.guard import GuardedCommand
 from picbench.cli.options import options_of
+
+_MARKS = click.option(
+    "--marks",
+    metavar="on|OPEN,CLOSE",
+    help="Make chunks of the text between marks in prompts; on: <<doc>> and <</doc>>.",
+)
+_PARTS = click.option(
+    "--parts",
+    metavar="KIND[,KIND...]",
+    help="Make chunks of documents, breakpoints, tools, turns or templates in messages; without "
+    "--marks, only of these: marks are secret then.",
+)
 
 
 @click.command(cls=GuardedCommand, context_settings={"ignore_unknown_options": True})
@@ -22,17 +34,8 @@ from picbench.cli.options import options_of
     help="The algorithm of requests that name none; see picbench list algorithms.",
 )
 @options_of("picbench.settings:RunConfig", only=("tiers", "on_pressure", "compile_order", "device"))
-@click.option(
-    "--marks",
-    metavar="on|OPEN,CLOSE",
-    help="Make chunks of the text between marks in prompts; on: <<doc>> and <</doc>>.",
-)
-@click.option(
-    "--parts",
-    metavar="KIND[,KIND...]",
-    help="Make chunks of documents, breakpoints, tools, turns or templates in messages; without "
-    "--marks, only of these: marks are secret then.",
-)
+@_MARKS
+@_PARTS
 @click.option(
     "--usage",
     is_flag=True,
@@ -86,6 +89,38 @@ def serve(
         click.echo(command.shell())
     else:
         command.run()
+
+
+@click.command(cls=GuardedCommand, context_settings={"show_default": True})
+@click.option(
+    *("--server", "servers"),
+    nargs=3,
+    multiple=True,
+    required=True,
+    metavar="URL EVENTS REPLAY",
+    help="A server, and the endpoint and replay_endpoint of its KV events; once for each server.",
+)
+@click.option("--indexer", default="http://localhost:8090", help="Where the indexer answers.")
+@click.option("--port", default=8080, type=click.IntRange(1, 65535), help="The router's own port.")
+@_MARKS
+@_PARTS
+def route(*, servers: Any, indexer: str, port: int, marks: str | None, parts: str | None) -> None:
+    """Pass each request on to the server that has most of its chunks in its cache.
+
+    Servers have the same model, and publish KV events. Give --marks and --parts as they have them.
+    The indexer is python -m dynamo.indexer of ai-dynamo-runtime.
+    """
+    import uvicorn
+
+    from picbench.engines.vllm.marks import DocumentMarks
+    from picbench.engines.vllm.parts import PartReader, read_kinds
+    from picbench.engines.vllm.route import RoutedServer, Router
+
+    found: Any = DocumentMarks.of(_marks(marks or "on"))
+    reader = PartReader(found, read_kinds((parts or "documents").split(",")))
+    fleet = [RoutedServer(url.rstrip("/"), *events) for url, *events in servers]
+    app = Router(fleet, indexer, reader).app()
+    uvicorn.run(app, host="0.0.0.0", port=port, server_header=False, date_header=False)
 
 
 def _check_spelling(flags: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules: their form, and that all they name exists.
+"""The dashboard, the alert rules and the containers: their form, and that all they name exists.
 
 `tests/engines/vllm/test_http.py` compares them with what a server exposes. Where Prometheus is
 installed, its own tools check rules, queries and when alerts fire.
@@ -6,14 +6,20 @@ installed, its own tools check rules, queries and when alerts fire.
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from prometheus_queries import DEPLOY, SCRAPED, dashboard, panel_queries, rules, selectors
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from picbench.cli import main
+from picbench.engines.vllm.compat import VLLM
 from picbench.engines.vllm.metrics import GAUGES, SERIES
 
 QUERIES = [*panel_queries(), *(rule["expr"] for rule in rules())]
@@ -111,3 +117,89 @@ def _without_annotations() -> str:
     """The rules without texts."""
     plain = [{k: v for k, v in rule.items() if k != "annotations"} for rule in rules()]
     return yaml.safe_dump({"groups": [{"name": "picbench", "rules": plain}]})
+
+
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+
+#: What each image's program is given beside picbench's own flags.
+FOREIGN = {
+    "redis": {"--save", "--maxmemory", "--maxmemory-policy"},
+    "indexer": {"--port"},
+}
+
+
+def words(service: str) -> list[str]:
+    command = SERVICES[service].get("command", [])
+    return shlex.split(command) if isinstance(command, str) else list(command)
+
+
+def flags(service: str) -> set[str]:
+    return {word.partition("=")[0] for word in words(service) if word.startswith("--")}
+
+
+def test_images_are_of_one_release() -> None:
+    stages = dict[str, str]()
+    for line in (DEPLOY / "Dockerfile").read_text().splitlines():
+        if line.startswith("FROM"):
+            _, image, _, stage = line.split()
+            stages[stage] = image
+    images = {one["image"] for one in SERVICES.values() if "build" not in one}
+    images -= {"picbench:${TARGET:-cpu}"}
+    assert all(re.search(r":v?\d+\.\d+\.\d+", image) for image in {*images, *stages.values()})
+    built = {one["build"]["target"] for one in SERVICES.values() if "build" in one}
+    assert built == {"indexer", "${TARGET:-cpu}"}
+    assert stages.keys() == {"indexer", "cpu", "cuda"}
+    assert f"v{VLLM}" in stages["cuda"]
+    pinned = (DEPLOY.parent / "Makefile").read_text().split("TORCH := ")[1].split()[0]
+    assert pinned in (DEPLOY / "Dockerfile").read_text()
+
+
+def test_what_is_mounted_exists() -> None:
+    mounted = [v.split(":")[0] for one in SERVICES.values() for v in one.get("volumes", ())]
+    files = [DEPLOY / place for place in mounted if place.startswith(".")]
+    assert len(files) == 4
+    assert all(file.exists() for file in files)
+    assert {place for place in mounted if not place.startswith(".")} == COMPOSE["volumes"].keys()
+    for file in DEPLOY.rglob("*.yaml"):
+        assert yaml.safe_load(file.read_text())
+
+
+def test_services_name_each_other() -> None:
+    named = set(re.findall(r"//([a-z][\w-]*):\d", (DEPLOY / "compose.yaml").read_text()))
+    fleet = yaml.safe_load((DEPLOY / "prometheus" / "fleet.yaml").read_text())
+    [scraped] = fleet["scrape_configs"][0]["static_configs"]
+    named |= {target.split(":")[0] for target in scraped["targets"]}
+    assert named - {"localhost"} <= SERVICES.keys()
+    cuda = yaml.safe_load((DEPLOY / "compose.cuda.yaml").read_text())["services"]
+    assert cuda.keys() == {name for name in SERVICES if name.startswith("server-")}
+
+
+def test_every_flag_exists() -> None:
+    servers = [name for name in SERVICES if name.startswith("server-")]
+    for name in (*servers, "router"):
+        command, *given = words(name)
+        options = {flag for option in main.commands[command].params for flag in option.opts}
+        vllm = [word for word in given if word.partition("=")[0] not in options]
+        if command == "serve":
+            asked = make_arg_parser(FlexibleArgumentParser()).parse_args(vllm[1:])
+            assert asked.kv_events_config.endpoint == "tcp://*:5557"
+        else:
+            assert not [word for word in vllm if word.startswith("--")]
+    others = {name: flags(name) for name in SERVICES if name not in (*servers, "router")}
+    assert {name: found for name, found in others.items() if found} == FOREIGN
+
+
+def test_servers_and_router_agree() -> None:
+    given = words("router")
+    places = [given[n + 1 :][:3] for n, word in enumerate(given) if word == "--server"]
+    ports = "8000", "5557", "5558"
+    for name, found in zip(("server-0", "server-1"), places, strict=True):
+        assert [place.split("//")[1] for place in found] == [f"{name}:{port}" for port in ports]
+        config = next(word for word in words(name) if word.startswith("--kv-events-config="))
+        events = json.loads(config.partition("=")[2])
+        assert [events["endpoint"], events["replay_endpoint"]] == [
+            f"tcp://*:{port}" for port in ports[1:]
+        ]
+        assert "--port=8000" in words(name)
+        assert ("--marks=on" in words(name)) is ("--marks=on" in given)

@@ -75,13 +75,14 @@ def config(**changes: Any) -> Any:
             "decode_context_parallel_size": 1,
             "prefill_context_parallel_size": 1,
             "pipeline_parallel_size": 1,
+            "distributed_executor_backend": "uni",
             "data_parallel_size": 1,
         },
         "cache_config": {"block_size": 16, "enable_prefix_caching": True, "cache_dtype": "auto"},
         "scheduler_config": {"policy": "fcfs", "async_scheduling": False},
     }
     whole: dict[str, Any] = {"lora_config": None, "speculative_config": None}
-    whole |= {"kv_events_config": None, "watermark_config": None}
+    whole["watermark_config"] = None
     whole["aux_output_config"] = SimpleNamespace(enabled=False)
     whole["kv_transfer_config"] = SimpleNamespace(kv_connector="PicConnector")
     whole["additional_config"] = {}
@@ -104,6 +105,7 @@ def config(**changes: Any) -> Any:
         ({"decode_context_parallel_size": 2}, "decode context"),
         ({"prefill_context_parallel_size": 2}, "prefill context"),
         ({"pipeline_parallel_size": 2}, "pipeline"),
+        ({"distributed_executor_backend": "ray"}, "Ray's executor"),
         ({"data_parallel_size": 2}, "data parallel"),
         ({"watermark_config": object()}, "watermarking"),
         ({"aux_output_config": SimpleNamespace(enabled=True)}, "expert choices"),

@@ -150,6 +150,7 @@ def numeric() -> list[tuple[str, str, str]]:
 def test_every_number_of_every_command_is_one_that_can_be(refused: Callable[..., str]) -> None:
     given = {"explain": "mepic", "profile": "trace.jsonl", "compare": "folder", "report": "folder"}
     given |= {"run": "--dataset=musique", "traffic": "--output=o", "reproduce": "mepic"}
+    given |= {"route": "--server http://a tcp://a:1 tcp://a:2"}
     given |= {"measure profile": "--grid=none", "measure tiers": "--tiers=host:1MiB"}
     cases = numeric()
     assert len(cases) > 150
