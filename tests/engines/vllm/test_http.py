@@ -4,11 +4,13 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,6 +31,7 @@ from picbench.store.records import ServedReply
 from picbench.workloads.testbed import model_path
 
 CONTEXT = 512
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.py"))
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 PASSAGES = (
@@ -457,6 +460,20 @@ def test_documents_in_parts_are_reused_in_another_order(server, client):
     assert [status for status, _ in answers] == [200, 200], answers
     prompt, reused = counted(answers[1][1])
     assert 0.8 * prompt <= reused < prompt
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_reuse_documents_in_another_order(server, tmp_path, example):
+    """As users run them, with packages that know nothing of picbench."""
+    files = [tmp_path / f"{place}.txt" for place in range(len(DOCUMENTS))]
+    for file, document in zip(files, DOCUMENTS, strict=True):
+        file.write_text(f"{example.stem[0]} {document}", encoding="utf-8")
+    command = [sys.executable, example, str(server.client.base_url), MODEL, QUESTION, *files]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    counts = re.findall(r"(\d+) of (\d+) tokens reused", run.stdout)
+    (_, reused), (_, prompt) = zip(*counts, strict=True)
+    assert 0.8 * int(prompt) <= int(reused) < int(prompt)
 
 
 def test_parts_say_what_marks_say(server):
