@@ -67,6 +67,7 @@ SPAN = re.compile(r"`((?:picbench [^`\n]*)?--[^`\n]*)`")
 #: Flags of other programs that the documents name.
 FOREIGN = {
     "--additional-config",
+    "--api-key",
     "--api-server-count",
     "--block-size",
     "--chat-template",
@@ -261,7 +262,8 @@ def test_flags_in_documents_exist(document: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_flags_in_sentences_exist(document: str) -> None:
-    known = {flag for command in commands() for option in command.params for flag in option.opts}
+    options = [option for command in commands() for option in command.params]
+    known = {flag for each in options for flag in (*each.opts, *each.secondary_opts)}
     spans = SPAN.findall(read(document))
     unknown = {flag for span in spans for flag in FLAG.findall(span)} - known - FOREIGN
     assert unknown - {"--help"} == set()

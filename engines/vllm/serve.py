@@ -15,7 +15,7 @@ from pathlib import Path
 from shutil import which
 from typing import Any, NoReturn
 
-from picbench.engines.chunk_cache.tiers.notation import probe_tiers
+from picbench.engines.chunk_cache.tiers.notation import probe_tiers, refuse_passwords
 from picbench.engines.model_config import element_bytes, load_format, read_model_config
 from picbench.engines.vllm.compat import PACKAGES, check_plug_in, check_version
 from picbench.engines.vllm.device import pool_gib, slow_short_types
@@ -89,6 +89,7 @@ def server_command(
     config, given = read_model_config(model), dict(_given(flags))
     pic = PicSettings.of_model(config, **settings).on(device)
     pic.check()
+    refuse_passwords(pic.tiers or "")
     fixed = {"model": model} | _fixed(pic, device)
     _check(given, fixed)
     cpu = device == "cpu"

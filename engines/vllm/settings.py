@@ -56,7 +56,9 @@ class PicSettings(ChunkSettings):
     (None: max_model_len). `marks` around documents in prompts are read by servers: true for the
     default pair, or a pair (see `DocumentMarks`), and `parts` of messages are put between them (see
     `KINDS`) where the server has the middleware. With `usage` every answer says what became of its
-    prompt, unless its request does not want that. `on` gives engines of a device its default tiers.
+    prompt, unless its request does not want that. With `salts` clients of a server share KV only
+    with those of the same API key (None: if it has several). `on` gives engines of a device its
+    default tiers.
     """
 
     pad_token: int = 0
@@ -66,6 +68,7 @@ class PicSettings(ChunkSettings):
     marks: bool | Sequence[str] | None = None
     parts: Sequence[str] = ("documents",)
     usage: bool = False
+    salts: bool | None = None
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":
@@ -142,6 +145,7 @@ class PicSettings(ChunkSettings):
         yield "link_tokens", _are_ids(self.link_tokens), "a list of token ids"
         yield "keys_without_rope", isinstance(self.keys_without_rope, bool), "true or false"
         yield "usage", isinstance(self.usage, bool), "true or false"
+        yield "salts", self.salts in (None, False, True), "true, false or null"
         yield "anchors", texts, "token ids by name"
         yield "temperatures", _are_temperatures(self.temperatures), "a list of numbers above 0"
         yield "positions", positions is None or _is_id(positions), "a number of positions"

@@ -42,6 +42,11 @@ _PARTS = click.option(
     help="Say in usage.pic of every answer what became of the prompt, not only where it is asked.",
 )
 @click.option(
+    "--salts/--no-salts",
+    default=None,
+    help="Share KV only among clients of one API key; by default where the server has several.",
+)
+@click.option(
     "--show-command",
     is_flag=True,
     help="Print the command that would start the server, for a shell, and start nothing.",

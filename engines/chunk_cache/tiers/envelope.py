@@ -2,10 +2,12 @@
 
 The header is 64 bytes, so that the payload starts on a cache line: magic, version, payload length,
 and XXH3-128 over magic, version, length, key and payload. The key is included to detect a store
-that returns another key's intact value. The checksum finds accidents; it does not protect against
-deliberate changes.
+that returns another key's intact value. The checksum finds accidents. Where the operator has given
+a secret, HMAC-SHA-256 with it takes its place, which who does not know the secret cannot make.
 """
 
+import hashlib
+import hmac
 import struct
 
 import numpy as np
@@ -18,13 +20,11 @@ HEADER_BYTES = 64
 _MAGIC = b"PICBCHNK"
 _VERSION = 1
 _FIELDS = struct.Struct("<8sIQ")
-_DIGEST_BYTES = 16
-_PADDING = bytes(HEADER_BYTES - _FIELDS.size - _DIGEST_BYTES)
 
 
-def seal(key: Key, payload: Payload, allocate: Allocate = pageable) -> memoryview:
+def seal(key: Key, payload: Payload, secret: bytes = b"") -> memoryview:
     """A sealed copy of `payload` under `key`."""
-    return stamp(key, enclose(payload, allocate))
+    return stamp(key, enclose(payload), secret)
 
 
 def enclose(payload: Payload, allocate: Allocate = pageable) -> memoryview:
@@ -43,17 +43,19 @@ def payload_bytes(payload: Payload) -> int:
     return sum(part.nbytes for part in _parts(payload))
 
 
-def stamp(key: Key, enclosed: memoryview) -> memoryview:
+def stamp(key: Key, enclosed: memoryview, secret: bytes = b"") -> memoryview:
     """Seal an enclosed payload in place; returns it."""
-    enclosed[:HEADER_BYTES] = _header(key, enclosed[HEADER_BYTES:])
+    enclosed[:HEADER_BYTES] = _header(key, enclosed[HEADER_BYTES:], secret)
     return enclosed
 
 
-def unseal(key: Key, sealed: Buffer) -> memoryview | None:
-    """The payload, read-only; None unless the value is intact and was sealed under `key`."""
+def unseal(key: Key, sealed: Buffer, secret: bytes = b"") -> memoryview | None:
+    """The payload, read-only; None unless it is intact and was sealed under `key` and `secret`."""
     view = memoryview(sealed).toreadonly().cast("B")
     payload = view[HEADER_BYTES:]
-    intact = len(view) >= HEADER_BYTES and view[:HEADER_BYTES] == _header(key, payload)
+    if len(view) < HEADER_BYTES:
+        return None
+    intact = hmac.compare_digest(bytes(view[:HEADER_BYTES]), _header(key, payload, secret))
     return payload if intact else None
 
 
@@ -68,9 +70,9 @@ def _parts(payload: Payload) -> list[memoryview]:
     return [memoryview(part).cast("B") for part in parts]
 
 
-def _header(key: Key, payload: memoryview) -> bytes:
+def _header(key: Key, payload: memoryview, secret: bytes) -> bytes:
     fields = _FIELDS.pack(_MAGIC, _VERSION, len(payload))
-    digest = xxhash.xxh3_128(fields)
+    digest = hmac.new(secret, fields, hashlib.sha256) if secret else xxhash.xxh3_128(fields)
     digest.update(len(key).to_bytes(8, "little") + key)
     digest.update(payload)
-    return fields + digest.digest() + _PADDING
+    return (fields + digest.digest()).ljust(HEADER_BYTES, b"\0")

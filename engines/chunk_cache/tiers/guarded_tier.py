@@ -153,12 +153,14 @@ class GuardedTier:
         deadline: float = 2.0,
         backoff: Backoff | None = None,
         threads: int = 8,
+        secret: bytes = b"",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = tier.name
         self.immediate = tier.immediate
         self._tier = tier
         self._deadline = deadline
+        self._secret = secret
         self._reads = Breaker(backoff or Backoff(), clock)
         self._writes = Breaker(backoff or Backoff(), clock)
         self._timebox = Timebox(f"tier {tier.name}", threads)
@@ -199,9 +201,9 @@ class GuardedTier:
     def get(self, keys: Sequence[Key]) -> list[memoryview | None]:
         """Intact sealed values, None per key that has none."""
         nothing: list[Buffer | None] = [None] * len(keys)
-        found = self._ask_each(lambda: self._tier.get(keys), nothing)
+        found, own = self._ask_each(lambda: self._tier.get(keys), nothing), self._secret
         values = [
-            None if v is None or unseal(k, v) is None else memoryview(v).toreadonly().cast("B")
+            None if v is None or unseal(k, v, own) is None else memoryview(v).toreadonly().cast("B")
             for k, v in zip(keys, found, strict=True)
         ]
         sizes = [value.nbytes for value in values if value is not None]

@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint
 from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
 from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, TierSpec, pageable
+from picbench.engines.config import secret
 from picbench.errors import ConfigError, closest
 from picbench.plugins import installed, load_class
 
@@ -50,6 +51,14 @@ def probe_tiers(text: str, block: int = 0) -> list[TierSpec]:
     return specs
 
 
+def refuse_passwords(text: str) -> None:
+    """Raise ConfigError for a password in a text that others see, in `ps` and in logs."""
+    for spec in parse_tiers(text):
+        if ":" in spec.location.rpartition("@")[0].lstrip("/"):
+            hint = "give it in PICBENCH_REDIS_PASSWORD, or a file in PICBENCH_REDIS_PASSWORD_FILE"
+            spec.reject("has a password, which others would see", hint)
+
+
 def without_credentials(text: str) -> str:
     """A text that lists tiers, for messages and files that are passed on."""
     return ",".join(spec.text for spec in parse_tiers(text))
@@ -64,17 +73,19 @@ def open_tiers(
 ) -> TierStack:
     """Open the tiers of specs; `allocate` makes the memory of host tiers (pinned, for a GPU).
 
-    Raises ConfigError for what a kind does not take, and tiers listed twice or already `taken`.
+    Values are sealed with the operator's secret ``HMAC_KEY``, if there is one. Raises ConfigError
+    for what a kind does not take, and tiers listed twice or already `taken`.
     """
+    own = secret("HMAC_KEY").encode()
     opened: list[GuardedTier] = []
     try:
         for spec in specs:
-            opened.append(_open(spec, allocate, [*taken, *(t.name for t in opened)]))
+            opened.append(_open(spec, allocate, [*taken, *(t.name for t in opened)], own))
     except ConfigError:
         for tier in opened:
             tier.close()
         raise
-    return TierStack(opened, limits)
+    return TierStack(opened, limits, own)
 
 
 def describe_tiers() -> list[tuple[str, str, str]]:
@@ -90,12 +101,12 @@ def _described(point: EntryPoint) -> tuple[str, str]:
     return kind.summary, kind.notation
 
 
-def _open(spec: TierSpec, allocate: Allocate, taken: Iterable[str]) -> GuardedTier:
+def _open(spec: TierSpec, allocate: Allocate, taken: Iterable[str], own: bytes) -> GuardedTier:
     tier = _load(installed(GROUP)[spec.kind]).open(spec, allocate)
     if tier.name in taken:
         tier.close()
         spec.reject(*_TWICE)
-    return GuardedTier(tier, deadline=spec.deadline)
+    return GuardedTier(tier, deadline=spec.deadline, secret=own)
 
 
 def _load(point: EntryPoint) -> type[Tier]:

@@ -214,8 +214,13 @@ class TierStack:
     there". Keys must cover all that a payload depends on: model, dtype, layout, tenant.
     """
 
-    def __init__(self, tiers: Sequence[GuardedTier], limits: StackLimits | None = None) -> None:
-        self._tiers = tuple(tiers)
+    def __init__(
+        self,
+        tiers: Sequence[GuardedTier],
+        limits: StackLimits | None = None,
+        secret: bytes = b"",
+    ) -> None:
+        self._tiers, self._secret = tuple(tiers), secret
         self._limits = limits or StackLimits()
         self._budget = Budget(self._limits.store_bytes)
         self._lookups = BackgroundPool("tier-lookup", 1)
@@ -256,7 +261,7 @@ class TierStack:
         """
         sizes = [HEADER_BYTES + payload_bytes(payload) for _, payload in items]
         accepted = [i for i, size in enumerate(sizes) if self._tiers and self._budget.take(size)]
-        sealings = {i: _sealing(*items[i], copy=copy) for i in accepted}
+        sealings = {i: _sealing(*items[i], self._secret, copy=copy) for i in accepted}
         return self._stores.run(
             len(items),
             (),
@@ -335,12 +340,12 @@ class TierStack:
         return [None] * len(keys)
 
 
-def _sealing(key: Key, payload: Payload, *, copy: bool) -> Callable[[], Sealed]:
+def _sealing(key: Key, payload: Payload, secret: bytes, *, copy: bool) -> Callable[[], Sealed]:
     """A function that seals a payload; with `copy` the payload is copied now."""
     if not copy:
-        return lambda: (key, seal(key, payload))
+        return lambda: (key, seal(key, payload, secret))
     enclosed = enclose(payload)
-    return lambda: (key, stamp(key, enclosed))
+    return lambda: (key, stamp(key, enclosed, secret))
 
 
 def _right_length(tier: GuardedTier, wanted: Sequence[tuple[Key, int]]) -> list[memoryview | None]:

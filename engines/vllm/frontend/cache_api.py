@@ -6,13 +6,16 @@ which knows all chunks, so that any API server may answer.
 """
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from hmac import compare_digest
 from typing import Any
 from uuid import uuid4
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -36,6 +39,26 @@ _ERASE_S = 15.0
 
 _DOCUMENTS = "/pic/documents/"
 
+#: The salt of the client whose request is being answered; see `UsageMiddleware`.
+_SALT: ContextVar[str] = ContextVar("_SALT", default="")
+
+
+def salted(given: str | None) -> str | None:
+    """A request's salt: that of its API key, where servers have such, and what the client sent."""
+    return "/".join(filter(None, (_SALT.get(), given))) or None
+
+
+def _salt_of(scope: Scope) -> str:
+    """A digest of a request's API key if clients are told apart by theirs, else nothing."""
+    state, keys = scope["app"].state, getattr(scope["app"].state.args, "api_key", None) or ()
+    settings = PicSettings.given(state.vllm_config.additional_config)
+    several = len(set(keys)) > 1 if settings is None or settings.salts is None else settings.salts
+    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+    if not (several and key and scheme.lower() == "bearer"):
+        return ""
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
 #: Fields of a request to warm chunks, and what their values are.
 _FIELDS = {"chunks": list, "document": str, "pin": bool, "salt": str, "algorithm": str}
 
@@ -49,12 +72,14 @@ class CacheMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; what is wrong with it gets 400 and a reason."""
-        if scope["type"] != "http" or not self._key or not scope["path"].startswith("/pic/"):
-            await self._app(scope, receive, send)
+        if scope["type"] == "http" and self._key and scope["path"].startswith("/pic/"):
+            with suppress(ClientDisconnect):
+                answer = await self._answer(Request(scope, receive), self._key)
+                await answer(scope, receive, send)
             return
-        with suppress(ClientDisconnect):
-            answer = await self._answer(Request(scope, receive), self._key)
-            await answer(scope, receive, send)
+        if scope["type"] == "http":
+            _SALT.set(_salt_of(scope))
+        await self._app(scope, receive, send)
 
     async def _answer(self, request: Request, key: str) -> JSONResponse:
         given = request.headers.get("authorization", "").encode()

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from picbench.engines.chunk_cache.tiers.notation import refuse_passwords
 from picbench.engines.vllm.compat import check_config, check_signature, check_version, read_settings
 from picbench.engines.vllm.device import CPU, find, pool_gib, reserve_cores
 from picbench.engines.vllm.settings import (
@@ -58,6 +59,7 @@ def complete_command(args: Any, command: Any) -> None:
     """
     try:
         filled = complete(args)
+        refuse_passwords(PicSettings(**args.additional_config[KEY] or {}).tiers or "")
     except PicBenchError as error:
         raise SystemExit(f"picbench: {_with_flags(str(error), args)}") from None
     if args.worker_cls == CPU_WORKER:

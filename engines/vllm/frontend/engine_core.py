@@ -81,6 +81,16 @@ def hash_lead(request: "Request", tokens: int) -> list[Key]:
     return list(stock(lead)) if stock is not None else []
 
 
+def _let_wake(core: Any) -> None:
+    """Let what other engines erased wake an idle core; in the caller's process none waits."""
+    from vllm.v1.engine import EngineCoreRequestType
+
+    erasures, queue = getattr(core.scheduler, "erasures", None), getattr(core, "input_queue", None)
+    if erasures is not None and queue is not None:
+        wake = EngineCoreRequestType.WAKEUP, None
+        erasures.wake = lambda: queue.put_nowait(wake)
+
+
 def plan_on_receipt() -> None:
     """Have engine cores plan on receipt, and answer the cache API (`pic_cache`).
 
@@ -96,12 +106,14 @@ def plan_on_receipt() -> None:
     @wraps(upstream)
     def preprocess_add_request(self: Any, request: Any) -> Any:
         received = upstream(self, request)
+        _let_wake(self)
         plan_early = getattr(self.scheduler, "plan_early", None)
         if plan_early is not None:
             plan_early(received[0])
         return received
 
     def pic_cache(self: Any, erased: str | None = None) -> Any:
+        _let_wake(self)
         erasures = self.scheduler.erasures
         return erasures.chunks() if erased is None else erasures.erase(erased)
 

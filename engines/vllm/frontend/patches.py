@@ -73,12 +73,14 @@ def _gauge(name: str) -> Gauge:
 def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
     from picbench.engines.algorithms import Registry
     from picbench.engines.vllm.frontend import limits
+    from picbench.engines.vllm.frontend.cache_api import salted
 
     registry = Registry()
 
     @wraps(upstream)
     def process_inputs(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         request = upstream(self, request_id, prompt, *args, **kwargs)
+        request.cache_salt = salted(request.cache_salt)
         try:
             if isinstance(prompt, dict) and ARGS in prompt:
                 add_marked(request, prompt[ARGS])

@@ -56,6 +56,9 @@ from picbench.errors import ConfigError, closest
 
 ARGS = "pic"
 
+#: At most this many chunks of a prompt are planned.
+_MOST_SPANS = 4096
+
 #: What flat arguments begin with; vLLM's other plug-ins have arguments, too.
 _PREFIX = "pic_"
 
@@ -192,6 +195,8 @@ def read_args(
     hint = "each span is [start, end] in prompt tokens"
     rows = rows_of_integers(given.get("spans", ()), "spans", 2, hint)
     spans = ordered_spans(rows, "spans", len(prompt))
+    if len(spans) > _MOST_SPANS:
+        raise ConfigError(f"{len(spans):,} spans", hint=f"send at most {_MOST_SPANS:,}")
     return RequestArgs(
         spans,
         algorithm,

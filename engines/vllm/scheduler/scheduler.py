@@ -190,6 +190,12 @@ class PicScheduler(Scheduler):
             super().finish_requests(orphans, RequestStatus.FINISHED_ABORTED)
         return finished
 
+    def shutdown(self) -> None:
+        """End also the thread that waits for redis."""
+        if self.erasures.log:
+            self.erasures.log.close()
+        super().shutdown()
+
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:

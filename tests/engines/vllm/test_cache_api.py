@@ -1,21 +1,31 @@
 """Two servers on one redis: their cache API, what they share, and what they do not tell."""
 
+import hashlib
 import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from http_server import HttpServer, http_server, series
 
+from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, seal
 from picbench.engines.vllm.settings import PicSettings
 from picbench.workloads.testbed import model_path
 
 COMPLETIONS, CHUNKS = "/v1/completions", "/pic/chunks"
 
 KEY = "key-of-the-cache-api"
+
+#: What nothing may show; the values of files, and of variables, of the servers.
+SECRETS = {
+    "PICBENCH_CACHE_KEY": KEY,
+    "PICBENCH_REDIS_PASSWORD": "password-of-redis",
+    "PICBENCH_HMAC_KEY": "key-of-the-seals",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +41,31 @@ class Pair:
 def pair(redis_process: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     limits = {"max-model-len": 512, "num-gpu-blocks-override": 120, "max-num-seqs": 8}
     disk = tmp_path_factory.mktemp("disk")
-    tiers = (f"host:8MiB,disk:{disk}:64MiB,{redis_process.address}", redis_process.address)
-    shown = {"VLLM_LOGGING_LEVEL": "INFO", "PICBENCH_CACHE_KEY": KEY}
+    far = redis_process.address.replace("//", "//picbench@")
+    tiers = (f"host:8MiB,disk:{disk}:64MiB,{far}", far)
+    require_password(redis_process)
+    # One of them has its secrets in files.
+    files = {name: disk.parent / name for name in SECRETS}
+    for name, path in files.items():
+        path.write_text(f"{SECRETS[name]}\n")
+    given = ({f"{name}_FILE": str(path) for name, path in files.items()}, SECRETS)
+    shown = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_SERVER_DEV_MODE": "1"}
     with ExitStack() as stack:
         servers = []
-        for each in tiers:
-            settings = PicSettings(tiers=each, pad_token=2, bos_token=0, marks=True)
+        for each, secrets in zip(tiers, given, strict=True):
+            settings = PicSettings(tiers=each, pad_token=2, bos_token=0, marks=True, salts=True)
             folder = tmp_path_factory.mktemp("server")
-            server = http_server(model_path(), folder, settings, shown, **limits)
+            added = {**shown, **secrets}
+            server = http_server(model_path(), folder, settings, added, **limits)
             servers.append(stack.enter_context(server))
         yield Pair(servers[0], servers[1], redis_process)
+
+
+def require_password(redis: Any) -> None:
+    """Have a user that needs one; tests need none."""
+    password = SECRETS["PICBENCH_REDIS_PASSWORD"]
+    with redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "picbench", "on", f">{password}", "~*", "+@all")
 
 
 def call(server: HttpServer, method: str, path: str, body: Any = None, key: str = KEY) -> Any:
@@ -142,6 +167,90 @@ def test_bodies_that_are_no_json_or_too_large_get_400(pair):
     assert answer.status_code == 400
 
 
+def test_clients_share_nothing_with_those_of_another_key(pair):
+    document = text("Gus")
+    found = []
+    for key in ("first", "second", "first", "second"):
+        pair.one.client.headers["Authorization"] = f"Bearer {key}"
+        found += states(asked(pair.one, document))
+    del pair.one.client.headers["Authorization"]
+    assert found == ["compiled", "compiled", "hit", "hit"]
+    salt = f"sha256:{hashlib.sha256(b'first').hexdigest()}"
+    (chunk,) = warm(pair.one, document, salt=salt, algorithm="naive")
+    assert chunk["state"] == "hit"
+
+
+@pytest.mark.parametrize("sent", ["one", "other"])
+def test_an_erased_document_is_nowhere_within_a_second(pair, sent):
+    """Sent to one server, used on both under two salts, erased by the other; others stay."""
+    servers = [pair.one, pair.other] if sent == "one" else [pair.other, pair.one]
+    gone, kept = text(f"Bo{sent}"), text(f"Cy{sent}")
+    with pair.redis.client() as client:
+
+        def values() -> set[bytes]:
+            return set(client.scan_iter("picbench:v:*"))
+
+        before, listed_before = values(), [len(listed(server)) for server in servers]
+        warm(servers[0], gone, document="bo", algorithm="naive")
+        warm(servers[0], kept, document="cy", algorithm="naive")
+        assert wait_until(lambda: len(values() - before) == 2)
+        for server in servers:
+            for salt in ({}, {"cache_salt": "tenant"}):
+                asked(server, gone, kept, **salt)
+        assert wait_until(lambda: len(values() - before) == 4)
+        assert [len(listed(server)) for server in servers] == [n + 4 for n in listed_before]
+        answer = call(servers[1], "DELETE", "/pic/documents/bo")
+        began = time.monotonic()
+        assert (answer.status_code, answer.json()["document"]) == (200, "bo")
+
+        def is_gone() -> bool:
+            left = [len(listed(server)) for server in servers]
+            return len(values() - before) == 2 and left == [n + 2 for n in listed_before]
+
+        assert wait_until(is_gone, 10)
+        assert time.monotonic() - began < 1
+        assert states(asked(servers[0], gone, kept)) == ["compiled", "hit"]
+        assert call(servers[0], "DELETE", "/pic/documents/bo").status_code == 200
+        assert states(asked(servers[1], gone, kept, cache_salt="tenant")) == ["compiled", "hit"]
+
+
+def test_no_secret_is_shown(pair):
+    """By logs, settings, series, errors and lists of processes, or by the names in redis."""
+    shown = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)]
+    for server in (pair.one, pair.other):
+        shown.append((server.folder / "server.log").read_bytes())
+        errors = [call(server, "POST", CHUNKS, {"chunks": 5}), call(server, "GET", CHUNKS, key="x")]
+        pages = ("/server_info", "/server_info?config_format=json", "/metrics", "/version")
+        for answer in (*errors, call(server, "GET", CHUNKS), *map(server.client.get, pages)):
+            assert answer.content, answer
+            shown.append(answer.content)
+    with pair.redis.client() as client:
+        shown += [*client.scan_iter(), *client.scan_iter("picbench:d:*")]
+    for secret in SECRETS.values():
+        assert not any(secret.encode() in one for one in shown), secret
+
+
+def readable(path: Path) -> bool:
+    """Processes may have ended meanwhile."""
+    return path.exists()
+
+
+def test_what_others_write_to_redis_is_not_served(pair):
+    """A value with a checksum that fits it, under a chunk's key: it is a miss, and is replaced."""
+    document = text("Fay")
+    with pair.redis.client() as client:
+        held = set(client.scan_iter("picbench:v:*"))
+        asked(pair.one, document)
+        assert wait_until(lambda: len({*client.scan_iter("picbench:v:*")} - held) == 1)
+        (name,) = {*client.scan_iter("picbench:v:*")} - held
+        value = client.get(name)
+        assert isinstance(value, bytes)
+        forged = seal(name.removeprefix(b"picbench:v:"), bytes(len(value) - HEADER_BYTES))
+        client.set(name, bytes(forged))
+        assert states(asked(pair.other, document)) == ["compiled"]
+        assert wait_until(lambda: client.get(name) == value)
+
+
 def by_source(server: HttpServer) -> dict[str, float]:
     """The cached tokens that vLLM counts for each place that holds them."""
     lines = server.client.get("/metrics").text.splitlines()
@@ -186,6 +295,7 @@ def test_an_outage_of_redis_is_in_a_series_and_in_the_log(pair):
     [line] = said("fails: ")
     assert re.match(r"^\(\w+ pid=\d+\) WARNING ", line), line
     pair.redis.start()
+    require_password(pair.redis)
 
     def answers() -> bool:
         asked(server, text("Eve"), cache_salt=f"back {time.monotonic()}")

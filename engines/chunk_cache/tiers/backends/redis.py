@@ -1,15 +1,28 @@
 """A Redis or Valkey server: a tier that engines on several machines share."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, NoReturn, Self
 from urllib.parse import urlsplit
 
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
+from picbench.engines.chunk_cache.tiers.tier import (
+    Allocate,
+    Buffer,
+    Key,
+    Tier,
+    TierSpec,
+    Usage,
+    pageable,
+)
+from picbench.engines.config import secret
 
 #: Servers close the connection on longer strings (proto-max-bulk-len's default).
 LARGEST_VALUE = 512 << 20
 
 _VALUES = b"picbench:v:"
+_DOCUMENT = b"picbench:d:"
+_ERASED = b"picbench:erased"
+_MOST_ERASED = 10_000
 _SCAN = 1000
 _READ_BYTES = 1 << 20  # values are megabytes; the client's default is 64 KiB
 
@@ -104,6 +117,17 @@ class Redis(Tier):
             cls._reject(spec, error)
 
     @classmethod
+    def probe(cls, spec: TierSpec) -> None:
+        """Refuse what does not answer, and a cluster: its nodes have some of the keys each."""
+        tier, mode = cls.open(spec, pageable), None
+        with suppress(Exception):
+            mode = tier._client.info("server").get("redis_mode")
+        tier.close()
+        if mode == "cluster":
+            spec.reject("is a node of a Redis Cluster", "use a server that is not in cluster mode")
+        super().probe(spec)
+
+    @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``redis://[user:password@]host[:port][/database][:capacity][?ttl=1h&tls=on]``."""
         address = cls._address_of(spec)
@@ -166,6 +190,33 @@ class Redis(Tier):
         self._client.delete(*(_VALUES + key for key in keys))
         if self._bound:
             self._bound.forget(keys)
+
+    def note(self, document: bytes, chunks: Collection[bytes]) -> None:
+        """Note chunks of a document, under the digest of its id."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            pipeline.sadd(_DOCUMENT + document, *chunks)
+            if self._expiry:
+                pipeline.pexpire(_DOCUMENT + document, self._expiry)
+            pipeline.execute()
+
+    def erase(self, document: bytes, chunks: Collection[bytes]) -> tuple[bytes, set[bytes]]:
+        """Tell all engines to erase chunks, and those noted of the document; the entry, and all."""
+        every = {*chunks, *self._client.smembers(_DOCUMENT + document)}
+        told = {b"chunks": b"".join(sorted(every))}
+        entry: bytes = self._client.xadd(_ERASED, told, maxlen=_MOST_ERASED)
+        self._client.delete(_DOCUMENT + document)
+        return entry, every
+
+    def erased(self, after: bytes | None) -> list[tuple[bytes, bytes]]:
+        """What engines were told since an entry: further entries, and their chunks joined.
+
+        Without one, the last entry, as if it told nothing.
+        """
+        if after is None:
+            last = self._client.xrevrange(_ERASED, count=1)
+            return [(last[0][0] if last else b"0", b"")]
+        found = self._client.xread({_ERASED: after}, count=1000)
+        return [(entry, told[b"chunks"]) for _, entries in found for entry, told in entries]
 
     def usage(self) -> Usage:
         """What all clients keep in the server's database, by scanning it."""
@@ -258,6 +309,7 @@ def _connect(library: Any, url: str, timeout: float) -> Any:
     """A client that never waits longer than `timeout` seconds and never retries on its own."""
     return library.Redis.from_url(
         url,
+        password=secret("REDIS_PASSWORD") or None,  # that of an address comes first
         protocol=2,
         socket_timeout=timeout,
         socket_connect_timeout=timeout,

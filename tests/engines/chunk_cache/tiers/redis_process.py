@@ -11,8 +11,9 @@ import redis
 class RedisProcess:
     """Starts and kills one server; every start is empty, on the same port."""
 
-    def __init__(self, binary: str, folder: Path) -> None:
+    def __init__(self, binary: str, folder: Path, *options: str) -> None:
         self._binary = binary
+        self._options = options
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
@@ -24,7 +25,7 @@ class RedisProcess:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        options = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        options = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", *self._options]
         self._process = subprocess.Popen(
             [self._binary, "--port", str(self.port), "--dir", str(self._folder), *options],
             stdout=subprocess.DEVNULL,

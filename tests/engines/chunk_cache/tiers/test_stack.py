@@ -310,3 +310,16 @@ def test_groups_keep_order_and_limit(sizes: list[int], limit: int) -> None:
     assert all(len(g) == 1 or size <= limit for g, size in zip(groups, filled, strict=True))
     # What begins a group has no room in the one before.
     assert all(size + sizes[g[0]] > limit for size, g in zip(filled, groups[1:], strict=False))
+
+
+def test_values_sealed_with_another_secret_are_misses() -> None:
+    """One without a secret too, in whatever order; they are replaced."""
+    far = Far()
+    for own, others in ((b"one", b"two"), (b"one", b""), (b"", b"one")):
+        mine, theirs = (TierStack([GuardedTier(far, secret=s)], secret=s) for s in (own, others))
+        for copy in (True, False):
+            mine.store([(A, b"value")], copy=copy).result(WAIT)
+            (found,) = mine.fetch([(A, 5)]).result(WAIT)
+            assert found is not None and bytes(found.data) == b"value"
+            assert theirs.fetch([(A, 5)]).result(WAIT) == [None]
+            assert far.inner.exists([A]) == [False]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from redis_process import RedisProcess
@@ -9,7 +10,12 @@ from redis_process import RedisProcess
 from picbench.engines.chunk_cache.tiers.backends.host import Host
 from picbench.engines.chunk_cache.tiers.backends.redis import Redis
 from picbench.engines.chunk_cache.tiers.guarded_tier import Backoff, GuardedTier
-from picbench.engines.chunk_cache.tiers.notation import open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.notation import (
+    open_tiers,
+    parse_tiers,
+    probe_tiers,
+    refuse_passwords,
+)
 from picbench.engines.chunk_cache.tiers.stack import TierStack
 from picbench.engines.chunk_cache.tiers.tier import Tier, pageable
 from picbench.errors import ConfigError
@@ -143,3 +149,38 @@ def test_what_cannot_be_read_is_one_clear_line(text: str, problem: str) -> None:
         Redis.open(parse_tiers(text)[0], pageable)
     assert problem in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_a_cluster_is_refused(tmp_path: Path, redis_process: RedisProcess) -> None:
+    nodes = RedisProcess(redis_process._binary, tmp_path, "--cluster-enabled", "yes")
+    nodes.start()
+    try:
+        with pytest.raises(ConfigError, match="is a node of a Redis Cluster"):
+            probe_tiers(nodes.address)
+    finally:
+        nodes.kill()
+    probe_tiers(redis_process.address)
+
+
+def test_the_password_may_be_a_secret(
+    redis_process: RedisProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with redis_process.client() as client:
+        client.execute_command("ACL", "SETUSER", "own", "on", ">hidden", "~*", "+@all")
+    address = redis_process.address.replace("//", "//own@")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        probe_tiers(address)
+    (tmp_path / "password").write_text("hidden\n")
+    monkeypatch.setenv("PICBENCH_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
+    probe_tiers(address)
+    (tmp_path / "password").write_text("\n")
+    with pytest.raises(ConfigError, match="PICBENCH_REDIS_PASSWORD_FILE has no secret"):
+        probe_tiers(address)
+
+
+def test_passwords_are_refused_where_others_see_them() -> None:
+    for text in ("redis://:hidden@host/0", "host:4GiB,redis://own:hidden@host/0"):
+        with pytest.raises(ConfigError, match="has a password") as caught:
+            refuse_passwords(text)
+        assert "hidden" not in str(caught.value)
+    refuse_passwords("host:4GiB,redis://own@host:6379/0,disk:/kv@a:b:4GiB")
