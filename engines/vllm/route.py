@@ -31,6 +31,7 @@ _LOG = logging.getLogger("uvicorn.error")
 
 #: What the indexer is told that blocks are of: all servers of a router have one model.
 _MODEL = "picbench"
+_Tokens = tuple[int, ...]
 #: Headers that are about one connection.
 _HOPS = {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"content-length"}
 
@@ -56,7 +57,8 @@ class Router:
     reader: PartReader
     indexed: bool = False
     _asked: "count[int]" = field(default_factory=count)
-    _tokens: dict[str, Sequence[int]] = field(default_factory=dict)
+    _tokens: dict[str, _Tokens] = field(default_factory=dict)
+    _sent: dict[_Tokens, int] = field(default_factory=dict)
     _client: Any = None
     _index: Any = None
 
@@ -72,26 +74,26 @@ class Router:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if not tasks[0].cancelled():
-            tasks[0].result()
+        with suppress(asyncio.CancelledError):
+            await tasks[0]
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         headers = [pair for pair in scope["headers"] if pair[0] not in _HOPS]
-        tokens, hits = 0, Counter[int]()
+        chunks, hits = list[_Tokens](), Counter[int]()
         if scope["method"] == "POST" and self.indexed:
             with suppress(Exception):  # What is wrong with a request its server says.
                 chunks = await self._chunks(json.loads(body), headers)
-                tokens, hits = sum(map(len, chunks)), await self._hits(chunks)
+                hits = await self._hits(chunks)
         path = (scope["raw_path"] + b"?" + scope["query_string"]).decode().rstrip("?")
         for number in self._order(hits):
             server = self.servers[number]
             sent = {"url": server.url + path, "content": body, "headers": headers}
             server.in_flight += 1
+            self._sent |= dict.fromkeys(chunks, number)
             try:
                 async with self._client.stream(scope["method"], **sent) as reply:
                     if reply.status_code != 503 or sum(one.up for one in self.servers) < 2:
-                        server.missed += tokens - hits[number]
+                        server.missed += sum(map(len, chunks)) - hits[number]
                         kept = {k: v for k, v in reply.headers.items() if k.encode() not in _HOPS}
                         kept["x-pic-server"] = str(number)
                         found = StreamingResponse(reply.aiter_raw(), reply.status_code, kept)
@@ -105,10 +107,12 @@ class Router:
                 return
             finally:
                 server.in_flight -= 1
-        error = {"message": "no server takes requests now", "code": 503}
-        await JSONResponse({"error": error}, 503)(scope, receive, send)
+                for chunk in chunks:
+                    self._sent.pop(chunk, None)
+        error = JSONResponse({"error": {"message": "no server is up", "code": 503}}, 503)
+        await error(scope, receive, send)
 
-    async def _chunks(self, body: Mapping[str, Any], headers: Any) -> list[Sequence[int]]:
+    async def _chunks(self, body: Mapping[str, Any], headers: Any) -> list[_Tokens]:
         """The tokens of each chunk of a request, once, or of its prompt."""
         text = json.dumps(self.reader.rewrite(dict(body)), ensure_ascii=False)
         spans = [span for span in self.reader.marks.cut(text) if span.chunk]
@@ -116,37 +120,36 @@ class Router:
             plain = {"model": body["model"], "add_special_tokens": False}
             asked = (self._tokenize(plain | {"prompt": one}, headers, one) for one in documents)
             return await asyncio.gather(*asked)
-        prompt = body.get("prompt")
-        if not isinstance(prompt, list):
-            prompt = await self._tokenize(body, headers)
+        given = body.get("prompt")
+        prompt = tuple(given) if isinstance(given, list) else await self._tokenize(body, headers)
         ends = (body.get("vllm_xargs") or {}).get("pic_spans") or [0, len(prompt)]
-        return [*{tuple(prompt[a:b]) for a, b in zip(ends[::2], ends[1::2], strict=True)}]
+        return [*{prompt[a:b] for a, b in zip(ends[::2], ends[1::2], strict=True)}]
 
-    async def _tokenize(self, asked: Any, headers: Any, document: str = "") -> Sequence[int]:
+    async def _tokenize(self, asked: Any, headers: Any, document: str = "") -> _Tokens:
         """The tokens of a prompt; a `document` has the same wherever it stands."""
         if (known := self._tokens.get(document)) is not None:
             return known
         url = self.servers[self._order(Counter())[0]].url
         answer = await self._client.post(f"{url}/tokenize", json=asked, headers=headers)
-        tokens: Sequence[int] = answer.raise_for_status().json()["tokens"]
-        if len(self._tokens) >= 4096:
-            self._tokens.clear()
+        tokens = tuple(answer.raise_for_status().json()["tokens"])
         return self._tokens.setdefault(document, tokens) if document else tokens
 
-    async def _hits(self, chunks: Sequence[Sequence[int]]) -> Counter[int]:
-        """How many tokens of the chunks each server has."""
+    async def _hits(self, chunks: Sequence[_Tokens]) -> Counter[int]:
         hits, asked = Counter[int](), [{"model_name": _MODEL, "token_ids": one} for one in chunks]
         try:
             found = await asyncio.gather(*(self._index.post("/query", json=one) for one in asked))
         except httpx.TransportError:
             self.indexed = False
             raise
-        for scores in (answer.raise_for_status().json()["scores"] for answer in found):
+        for chunk, answer in zip(chunks, found, strict=True):
+            scores = answer.raise_for_status().json()["scores"]
             hits.update({int(number): max(ranks.values()) for number, ranks in scores.items()})
+            # What no server has yet, one may have been sent just now.
+            if not scores and (number := self._sent.get(chunk)) is not None:
+                hits[number] += len(chunk)
         return hits
 
     def _order(self, hits: Counter[int]) -> list[int]:
-        """The numbers of servers, in the order in which they are tried."""
         servers, first = self.servers, next(self._asked)
         up = [number for number, one in enumerate(servers) if one.up] or [*range(len(servers))]
         up.sort(key=lambda number: (number - first) % len(servers))
@@ -181,6 +184,8 @@ class Router:
             if seen != (now := [self.indexed, *(server.up for server in self.servers)]):
                 _LOG.warning("indexer up: %s, servers up: %s", now[0], now[1:])
             seen = now
+            if len(self._tokens) > 4096:  # documents
+                self._tokens.clear()
             await asyncio.sleep(1)
 
     async def _look_at(self, server: RoutedServer) -> None:

@@ -3,8 +3,8 @@
 The indexer is that of ai-dynamo-runtime where it is installed, else one that reads the same events.
 """
 
+import asyncio
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from http_server import MODEL, HttpServer, free_port, plain_command, running
 
@@ -229,7 +230,10 @@ def test_an_indexer_that_died_and_is_back_knows_what_was_before(
 def dead_server(fleet: Fleet) -> None:
     """Nothing fails but what it was answering, and all goes to the other one."""
     gone = 0
-    fleet.processes[gone].send_signal(signal.SIGKILL)
+    process = psutil.Process(fleet.processes[gone].pid)
+    # Its engine outlives a server that is killed alone.
+    for each in (process, *process.children(recursive=True)):
+        each.kill()
     fleet.processes[gone].wait()
     found = [fleet.ask(document) for document in DOCUMENTS * 2]
     assert {(a.status_code, a.headers["x-pic-server"]) for a in found} == {(200, "1")}
@@ -241,6 +245,22 @@ def router(*servers: RoutedServer) -> Router:
     marks = DocumentMarks.of(True)
     assert marks is not None
     return Router(servers, "", PartReader(marks, read_kinds(["documents"])), indexed=True)
+
+
+def test_what_was_just_sent_counts_as_a_hit() -> None:
+    """Until the request has ended, when the server has told of it."""
+
+    class Index:
+        async def post(self, path: str, json: Any) -> httpx.Response:
+            known = {"0": {"0": 16}} if json["token_ids"] == (1,) * 16 else {}
+            request = httpx.Request("POST", "http://index")
+            return httpx.Response(200, json={"scores": known}, request=request)
+
+    found = router(server(), server())
+    found._index = Index()
+    found._sent = {(1,) * 16: 1, (2,) * 40: 1}
+    chunks = [(1,) * 16, (2,) * 40, (3,) * 20]
+    assert asyncio.run(found._hits(chunks)) == {0: 16, 1: 40}
 
 
 def server(**given: Any) -> RoutedServer:
