@@ -167,4 +167,6 @@ def _arguments(ids: list[int], chunks: list[tuple[int, int, str | None]]) -> dic
         texts[key] += ids[start:end]
         documents.append(None if key is None else list(texts[key]))
     spans = [[start, end] for start, end, _ in chunks]
-    return {"spans": spans, "documents": documents} if any(documents) else {"spans": spans}
+    names = [key for _, _, key in chunks]
+    found = {"documents": documents, "names": names} if any(documents) else {}
+    return {"spans": spans, **found}

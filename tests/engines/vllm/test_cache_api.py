@@ -131,6 +131,16 @@ def test_chunks_are_warmed_pinned_and_listed(pair):
     assert states(asked(pair.one, text("Ada"))) == ["compiled"]
 
 
+def test_what_a_prompt_names_is_erased(pair):
+    """The ids in marks are those of documents, whoever sends them."""
+    prompt = f"<<doc id=hal>>{text('Hal')}<</doc>> and <<doc id=ida>>{text('Ida')}<</doc>>Who?"
+    body = {"prompt": prompt, "max_tokens": 1, "vllm_xargs": {"pic_algorithm": "naive"}}
+    assert pair.one.post(COMPLETIONS, **body)[0] == 200
+    assert len(listed(pair.one, "hal")) == len(listed(pair.one, "ida")) == 1
+    assert call(pair.one, "DELETE", "/pic/documents/hal").json()["chunks"] == 1
+    assert states(asked(pair.one, text("Hal"), text("Ida"))) == ["compiled", "hit"]
+
+
 WRONG: list[tuple[Any, str]] = [
     ([], "`chunks` is missing"),
     ({"chunks": []}, "`chunks` is missing"),
