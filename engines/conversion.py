@@ -172,6 +172,8 @@ class RequestPreparer:
         params = self._params(limit, logprobs, ignore_eos)
         if request.reply is not None:
             _force(params, request.reply, running)
+        elif self._config.stock:
+            params.skip_reading_prefix_cache = self._algorithm.reuse is Reuse.NOTHING
         tag = f"request-{next(self._numbers)}"
         named = request.algorithm
         algorithm = self._registry.parse(self._config.algorithm if named is None else named)

@@ -87,12 +87,14 @@ def launch(config: EngineConfig) -> Launched:
         _LOG.warning("%s", note)
     context = _context(config, model)
     arguments = _common_arguments(config, device)
+    alone = config.stock and parse(config.algorithm).reuse is Reuse.NOTHING
     if config.stock:
         from picbench.engines.vllm.frontend.patches import extend_frontend
 
         # vLLM would serve requests with chunks as ordinary ones.
         extend_frontend()
-        caching = parse(config.algorithm).reuse is Reuse.PREFIX
+        # A prompt that comes again with a reply finds its KV: on a CPU it would take seconds more.
+        caching = not alone or (config.forced_replies and device is CPU)
         arguments |= {"block_size": device.stock_block_size, "enable_prefix_caching": caching}
         capacity = context
     else:
@@ -106,7 +108,8 @@ def launch(config: EngineConfig) -> Launched:
     arguments |= {"max_model_len": capacity, "num_gpu_blocks_override": pool // ratio + 1}
     arguments["max_num_batched_tokens"] = batch_tokens(config, context)
     engine = _start(arguments, environment(device, config.tensor_parallel))
-    ledger = BlockLedger(engine.engine_core.engine_core.scheduler)  # type: ignore[attr-defined]
+    scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+    ledger = BlockLedger(scheduler, keeps=not alone)
     return Launched(engine, context, capacity, pool, config, notes, ledger)
 
 

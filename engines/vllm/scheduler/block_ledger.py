@@ -51,14 +51,15 @@ class _Watched:
 class BlockLedger:
     """Takes snapshots of one scheduler's blocks, and counts its preemptions and evictions.
 
-    It listens to evictions, so that a snapshot takes time in proportion to what changed.
+    It listens to evictions, so that a snapshot takes time in proportion to what changed. Blocks of
+    requests that have ended are free, whatever is in them, where none is `keeps` for others.
     """
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, *, keeps: bool = True) -> None:
         manager = scheduler.kv_cache_manager
         self._scheduler = scheduler
         self._pool = manager.block_pool
-        self._cached = manager.coordinator.single_type_managers[0].num_cached_block
+        self._cached = manager.coordinator.single_type_managers[0].num_cached_block if keeps else {}
         self._blocks = manager.coordinator.single_type_managers[0].req_to_blocks
         self._size = int(manager.coordinator.single_type_managers[0].block_size)
         self._idle: Codes = np.full(self._pool.num_gpu_blocks, _FREE, dtype=np.uint8)
@@ -69,7 +70,8 @@ class BlockLedger:
         self._snapshots: deque[Snapshot]
         self._evictions = {"chunk": 0, "prefix": 0}
         self.forget()
-        listen(self._pool, self)
+        if keeps:
+            listen(self._pool, self)
         scheduler.schedule = _followed_by(scheduler.schedule, self.note)
         scheduler._preempt_request = _followed_by(scheduler._preempt_request, self._preempted)
 

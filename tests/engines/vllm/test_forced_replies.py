@@ -8,6 +8,7 @@ from small_engine import check_drained, small_config
 
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
+from picbench.engines.vllm.device import CPU, find
 from picbench.errors import ConfigError
 
 DOCUMENT = Chunk(tokens=tuple(range(3, 83)))
@@ -42,6 +43,31 @@ def test_replies_of_others_stay(llama: Path, algorithm: str) -> None:
             beside.counts,
             beside.hits,
         )
+
+
+def test_full_recompute_finds_nothing_unless_a_prompt_comes_again_with_a_reply(llama: Path) -> None:
+    """On a GPU nothing is cached at all."""
+    cached = find("auto") is CPU
+    config = small_config(llama, 200, 256, algorithm="full", stock=True, forced_replies=True)
+    with Engine(config) as engine:
+        alone = engine.generate(REQUESTS, logprobs=2, ignore_eos=True)
+        engine.measure()
+        again = engine.generate([*REQUESTS, *REQUESTS], logprobs=2, ignore_eos=True)
+        assert {result.counts.reused for result in [*alone, *again]} == {0}
+        assert [result.tokens for result in again] == [result.tokens for result in alone] * 2
+        assert all(not step.blocks["prefix_idle"] for step in engine.memory)
+        asked = [replace(r, reply=REPLY, logprobs=2) for r in REQUESTS]
+        forced = engine.generate(asked)
+        assert {result.counts.reused for result in forced} == ({128} if cached else {0})
+        engine.reset()
+        cold = engine.generate(asked)
+        # Nothing that others could use is lost.
+        engine.generate([Request([Text(tokens=tuple(range(3, 203)))])] * 40)
+        assert engine.evictions == {"chunk": 0, "prefix": 0}
+    for found, computed in zip(forced, cold, strict=True):
+        assert found.logprobs is not None and computed.logprobs is not None
+        for step, other, token in zip(found.logprobs, computed.logprobs, REPLY, strict=True):
+            assert step[token] == pytest.approx(other[token], abs=1e-4)
 
 
 def test_wrong_replies_are_refused(llama: Path) -> None:
