@@ -10,9 +10,9 @@ the next request and the next layer; those of requests that decode stay in copie
 there is room (`copies`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from torch import Tensor
 
@@ -31,6 +31,9 @@ from picbench.kernels.cpu.scratch import Workspace
 from picbench.kernels.paging import BLOCK_SIZE, split
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
+
+#: Slots that are gathered together at most, beside those of the last request.
+_TOGETHER = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ class AttentionBatch:
             if start < stop
         ]
         fused = vllm_ops.covers_shape(shape) if use_vllm is None else use_vllm
-        calls = _fused(requests, rope, shape, copies) if fused else _dense(requests, rope)
+        dense = (DenseCall(gathering.in_logical_order([each], rope)) for each in requests)
+        calls = _fused(requests, rope, shape, copies) if fused else dense
         return cls(tuple(calls), workspace or Workspace())
 
 
@@ -132,11 +136,6 @@ def attend(
     return out
 
 
-def _dense(requests: Iterable[PagedRequest], rope: RopeTable) -> Iterator[KernelCall]:
-    for request in requests:
-        yield DenseCall(gathering.in_logical_order(request, rope))
-
-
 def _fused(
     requests: Sequence[PagedRequest], rope: RopeTable, shape: HeadShape, copies: KvCopies | None
 ) -> Iterator[KernelCall]:
@@ -151,8 +150,7 @@ def _fused(
                 assert copies is not None
                 yield CopiedCall.plan(found[0].start, updates, copies, rope, shape)
             case _:
-                for request in found:
-                    gather = _gather(request, rope)
+                for gather in _gathers(found, rope):
                     yield GatheredCall.plan(gather, shape) if gather.length else DenseCall(gather)
 
 
@@ -166,9 +164,14 @@ def _copied(
     return [copies.update(r, rope) if r.decodes else None for r in requests]
 
 
-def _gather(request: PagedRequest, rope: RopeTable) -> Gather:
-    if request.affine:
-        return gathering.in_slot_order(request, rope)
-    if request.decodes:
-        return gathering.for_one_query(request, rope)
-    return gathering.in_logical_order(request, rope)
+def _gathers(requests: Sequence[PagedRequest], rope: RopeTable) -> Iterator[Gather]:
+    ends = accumulate(request.length for request in requests)
+    pairs = zip((end // _TOGETHER for end in ends), requests, strict=True)
+    for (one, *_), group in groupby(pairs, lambda p: (p[1].affine or p[1].decodes, p[0])):
+        found = [request for _, request in group]
+        if not one:
+            yield gathering.in_logical_order(found, rope)
+            continue
+        for request in found:
+            gather = gathering.in_slot_order if request.affine else gathering.for_one_query
+            yield gather(request, rope)

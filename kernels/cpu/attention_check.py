@@ -62,12 +62,8 @@ def attention_error(attend: Attend, shape: HeadShape, rope: RopeTable, scale: fl
     tokens = sum(request.queries for request in _REQUESTS)
     query = torch.randn(tokens, shape.num_heads, shape.head_size, generator=noise).to(shape.dtype)
     step = _step(_REQUESTS, tables, rope)
-    batch = AttentionBatch.build(
-        **step,
-        affine=[request.plain for request in _REQUESTS],
-        rotated=[request.plain for request in _REQUESTS],
-        shape=shape,
-    )
+    plain = [request.plain for request in _REQUESTS]
+    batch = AttentionBatch.build(**step, affine=plain, rotated=plain, shape=shape)
     expected = attend_reference(query, bare, **step, scale=scale)
     found = torch.full_like(query, float("nan"))
     attend(query, cached, batch, found)

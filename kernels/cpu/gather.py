@@ -1,6 +1,7 @@
 """The keys that each request of a step reads: in place, or gathered into scratch memory."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -60,13 +61,14 @@ class PagedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Keys and values of one request in the order in which its queries see them.
+    """Keys and values in the order in which queries see them, of one request or `several`.
 
     First the whole `blocks` [b] of the cache, then single `slots` [s], both int64. `pages` and
     `rows` are their cosines and sines (RopeTable), None where no key is to be rotated, and
     `is_neox` says which dimensions they rotate. Query i of the request sees the first visible[i]
     keys, none more than the first `length`. `blind` holds the packed indices of queries that see
-    nothing, None if there are none.
+    nothing, None if there are none. `several` has the number of queries of each request, and the
+    blocks [int32] of what is gathered that its keys are in.
     """
 
     start: int
@@ -79,6 +81,7 @@ class Gather:
     visible: Tensor
     length: int
     blind: Tensor | None
+    several: Sequence[tuple[int, Tensor]] = ()
 
     @property
     def num_blocks(self) -> int:
@@ -86,16 +89,35 @@ class Gather:
         return len(self.blocks) + -(-len(self.slots) // BLOCK_SIZE)
 
 
-def in_logical_order(request: PagedRequest, rope: RopeTable) -> Gather:
+def in_logical_order(requests: Sequence[PagedRequest], rope: RopeTable) -> Gather:
     """Gathers slot by slot in logical order, so that each query sees a prefix of the keys.
 
+    Requests follow each other, and blocks that several read at the same positions are there once.
     A padding query (qpos GAP) is given at most one key, because its output is thrown away.
     """
-    kpos, order = request.kpos.sort(stable=True)
-    count = int(torch.searchsorted(kpos, GAP))
-    visible = torch.searchsorted(kpos[:count], request.qpos.to(kpos.dtype), right=True)
-    visible = torch.where(request.qpos == GAP, visible.clamp(max=1), visible)
-    return _gather(request, rope, order[:0], order[: int(visible.max())], visible)
+    blocks: dict[tuple[int, ...], int] = {}
+    tables, seen = [], []
+    for request in requests:
+        kpos, order = request.kpos.sort(stable=True)
+        count = int(torch.searchsorted(kpos, GAP))
+        visible = torch.searchsorted(kpos[:count], request.qpos.to(kpos.dtype), right=True)
+        seen.append(torch.where(request.qpos == GAP, visible.clamp(max=1), visible))
+        order = order[: int(seen[-1].max())]
+        # The last key again, up to a whole block: no query sees it, and it is finite.
+        order = torch.cat([order, order[-1:].expand(-len(order) % BLOCK_SIZE)])
+        read = torch.stack([flat_slots(request.table, order), request.rotate_by[order]], 1)
+        found = map(tuple, read.view(-1, 2 * BLOCK_SIZE).tolist())
+        places = [blocks.setdefault(block, len(blocks)) for block in found]
+        tables.append(torch.tensor(places, dtype=torch.int32))
+    slots, by_slot = torch.tensor([*blocks], dtype=torch.int64).view(-1, 2).unbind(1)
+    return replace(
+        _gather(requests[0], rope, slots[:0], slots[:0], torch.cat(seen)),
+        stop=requests[-1].stop,
+        slots=slots,
+        rows=rope.rows(by_slot) if _any_rotation(by_slot) else None,
+        length=len(slots),
+        several=[*zip(map(len, seen), tables, strict=True)],
+    )
 
 
 def in_slot_order(request: PagedRequest, rope: RopeTable) -> Gather:

@@ -64,22 +64,25 @@ class InPlaceCall:
 
 @dataclass(frozen=True, slots=True)
 class GatheredCall:
-    """vLLM's kernel reads a rotated copy of one request, `kv_heads` KV heads at a time."""
+    """vLLM's kernel reads a rotated copy of requests, `kv_heads` KV heads at a time."""
 
     gather: Gather
-    launch: Launch
+    launches: Sequence[Launch]
     kv_heads: int
 
     @classmethod
     def plan(cls, gather: Gather, shape: HeadShape) -> "GatheredCall":
-        """One request that sees at least one key."""
-        kv_heads = _heads_a_pass(gather, shape)
-        query_start, lengths = runs(gather.visible.clamp(min=1))
-        table = torch.arange(gather.num_blocks, dtype=torch.int32).expand(len(lengths), -1)
-        launch = Launch.plan(
-            gather.start, query_start, lengths, table, shape.with_kv_heads(kv_heads)
-        )
-        return cls(gather, launch, kv_heads)
+        """At least one key: each request that sees any has a launch, as if it were alone."""
+        kv_heads, seen, launches = _heads_a_pass(gather, shape), gather.visible.clamp(min=1), []
+        start, every = gather.start, torch.arange(gather.num_blocks, dtype=torch.int32)
+        for queries, blocks in gather.several or [(len(seen), every)]:
+            if len(blocks):
+                query_start, lengths = runs(seen[:queries])
+                table = blocks.expand(len(lengths), -1)
+                heads = shape.with_kv_heads(kv_heads)
+                launches.append(Launch.plan(start, query_start, lengths, table, heads))
+            start, seen = start + queries, seen[queries:]
+        return cls(gather, launches, kv_heads)
 
     def run(
         self, query: Tensor, kv_cache: Tensor, workspace: Workspace, scale: float, out: Tensor
@@ -90,7 +93,8 @@ class GatheredCall:
             last = first + self.kv_heads
             heads = slice(first * group, last * group)
             scratch = gather_rotated(kv_cache[:, first:last], self.gather, workspace)
-            self.launch.run(query[:, heads], scratch, scale, out[:, heads])
+            for launch in self.launches:
+                launch.run(query[:, heads], scratch, scale, out[:, heads])
         if self.gather.blind is not None:
             out[self.gather.blind] = 0
 

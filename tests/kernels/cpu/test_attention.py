@@ -134,6 +134,37 @@ def test_one_request_sees_a_block_that_another_sees_elsewhere(use_vllm: bool) ->
     assert relative_error(case.run(use_vllm), case.expected()) <= 1e-5
 
 
+def test_what_chunks_are_compiled_after_is_gathered_once() -> None:
+    pytest.importorskip("vllm")
+    jobs = [Layout([*range(45), *[GAP] * 3], 16, [7, 8, own]) for own in (0, 3, 5)]
+    blind = Layout([GAP] * 20, 3, [1, 2])
+    case = make_case([*jobs[:2], blind, jobs[2], Layout([*range(9, 29)], 2, [7, 9])], SMALL)
+    [call] = case.build().calls
+    assert isinstance(call, kernel_calls.GatheredCall)
+    # The last one has the first block at other positions.
+    assert call.gather.num_blocks == 2 + 3 + 2
+    found, real = case.run(use_vllm=True), case.description["qpos"] != GAP
+    assert bool(found.isfinite().all())
+    assert relative_error(found[real], case.expected()[real]) <= 1e-5
+    for number in (0, 1, 3):
+        start = case.description["query_start"][number]
+        alone = make_case([case.layouts[number]], SMALL)
+        alone = replace(alone, query=case.query[start : start + 16], kv_cache=case.kv_cache)
+        assert torch.equal(alone.run(use_vllm=True), found[start : start + 16])
+
+
+@BACKENDS
+def test_no_more_is_gathered_together_than_there_is_room_for(
+    use_vllm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_TOGETHER", 64)
+    case = make_case(
+        [replace(PLANNED, blocks=[4 * n + b for b in range(4)]) for n in range(3)], SMALL
+    )
+    assert len(case.build(use_vllm).calls) == 3
+    assert relative_error(case.run(use_vllm), case.expected()) <= 1e-5
+
+
 @BACKENDS
 def test_padding_queries_are_finite(use_vllm: bool) -> None:
     layout = Layout([*range(16), *range(16, 24), *[GAP] * 8, 24, 25], 18, [1, 2, 0])
