@@ -16,9 +16,12 @@ class RedisProcess:
         self._options = options
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        # A node of a cluster also listens on the port that is 10,000 higher.
+        self.port = 65_535
+        while self.port > 55_535:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self.port = int(probe.getsockname()[1])
 
     @property
     def address(self) -> str:
