@@ -250,8 +250,8 @@ class ChosenTime:
 
 def find_chosen(measured: MeasuredGrid) -> list[ChosenTime]:
     """All times of the points that `auto` was served at."""
-    found = []
-    for quantity, (point, cells) in product(QUANTITIES[:2], measured.points().items()):
+    found, (*times, _) = [], QUANTITIES
+    for quantity, (point, cells) in product(times, measured.points().items()):
         own = [cell.arms for cell in cells if grid.AUTO in cell.arms]
         if not own or not quantity.loads(point.load):
             continue

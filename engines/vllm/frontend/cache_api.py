@@ -48,13 +48,17 @@ def salted(given: str | None) -> str | None:
     return "/".join(filter(None, (_SALT.get(), given))) or None
 
 
-def _salt_of(scope: Scope) -> str:
-    """A digest of a request's API key if clients are told apart by theirs, else nothing."""
-    state, keys = scope["app"].state, getattr(scope["app"].state.args, "api_key", None) or ()
+def _salts(state: Any) -> bool:
+    """Whether clients of a server are told apart by their API keys."""
     settings = PicSettings.given(state.vllm_config.additional_config)
-    several = len(set(keys)) > 1 if settings is None or settings.salts is None else settings.salts
+    several = len(set(getattr(state.args, "api_key", None) or ())) > 1
+    return several if settings is None or settings.salts is None else settings.salts
+
+
+def _salt_of(scope: Scope) -> str:
+    """A digest of a request's API key, if it has one."""
     scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-    if not (several and key and scheme.lower() == "bearer"):
+    if not key or scheme.lower() != "bearer":
         return ""
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
@@ -69,6 +73,8 @@ class CacheMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._key = secret("CACHE_KEY")
+        # Known when the first request comes: the server makes this before its engine.
+        self._salted: bool | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; what is wrong with it gets 400 and a reason."""
@@ -78,7 +84,9 @@ class CacheMiddleware:
                 await answer(scope, receive, send)
             return
         if scope["type"] == "http":
-            _SALT.set(_salt_of(scope))
+            if self._salted is None:
+                self._salted = _salts(scope["app"].state)
+            _SALT.set(_salt_of(scope) if self._salted else "")
         await self._app(scope, receive, send)
 
     async def _answer(self, request: Request, key: str) -> JSONResponse:

@@ -28,10 +28,10 @@ from picbench.engines.vllm.scheduler.pool import Pool
 _LOAD = 0.2
 
 #: What compiling chunks that were not seen before must save at least, as a share of the time as
-#: text: costs may be wrong, and what is compiled takes room of others.
+#: text: costs may be wrong, and what is compiled takes room of others. Other shares were not tried.
 _MARGIN = 0.1
 
-#: So many other requests make an engine busy.
+#: So many other requests make an engine busy; other numbers were not tried.
 _BUSY = 2
 
 
