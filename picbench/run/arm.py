@@ -46,6 +46,11 @@ class Arm:
     bare: bool = False
     endpoint: Endpoint | None = None
 
+    @property
+    def engine(self) -> str:
+        """The name of its engine: prompts without their chunks are served by that of `full`."""
+        return self.algorithm if self.bare else self.name
+
 
 def parse_arms(specs: Iterable[str], *, same_engine: bool = False) -> tuple[Arm, ...]:
     """Arms from values of `algo`, each one spec or several with commas between them.

@@ -369,7 +369,7 @@ def anchors_of(algorithms: Sequence[Algorithm], model: str, samples: Sequence[Sa
 
 def _on_gpu(job: Job, memory: int, least: int) -> Job:
     """The job with pools that fit; any do if the model's configuration does not tell its size."""
-    engines = [job.engine(arm) for arm in job.arms if arm.endpoint is None]
+    engines = [*{a.engine: job.engine(a) for a in job.arms if a.endpoint is None}.values()]
     if job.shared:
         engines = [*dict.fromkeys(map(shareable, engines))]
     model = read_model_config(engines[0].model)

@@ -118,13 +118,13 @@ def start_engines(job: Job, launch: Launch, progress: Progress, logs: Path) -> I
     starts: dict[str, Callable[[], ArmServer]] = {}
     for arm in job.arms:
         if arm.endpoint is None:
-            log = logs / writer.log_name(arm.name)
-            starts[arm.name] = partial(launch, arm.name, job.engine(arm), log)
+            log = logs / writer.log_name(arm.engine)
+            starts[arm.engine] = partial(launch, arm.engine, job.engine(arm), log)
             continue
         starts[arm.name] = partial(RemoteServer, arm.name, arm.endpoint, tokenizer)
         with closing(starts[arm.name]()) as server:
             server.ready()  # Before engines start, which takes minutes.
-    ours = [arm.name for arm in job.arms if arm.endpoint is None]
+    ours = dict.fromkeys(arm.engine for arm in job.arms if arm.endpoint is None)
     many = "s" if len(ours) > 1 else ""
     what = f"arm{many} in turn" if job.shared else f"engine{many}"
     if ours:
@@ -134,7 +134,8 @@ def start_engines(job: Job, launch: Launch, progress: Progress, logs: Path) -> I
         notes = dict.fromkeys(chain.from_iterable(n for n in noted if isinstance(n, list)))
         for note in (*notes, *unlike_lines(fleet.engines)):
             progress.say(note)
-        yield fleet
+        servers = {arm.name: fleet.servers[arm.engine] for arm in job.arms}
+        yield Fleet(servers, {arm.name: fleet.engines[arm.engine] for arm in job.arms})
 
 
 class _Session:

@@ -129,7 +129,8 @@ class FakeEngine:
         counts = TokenCounts(len(prompt), reused, compiled=4, linked=3, padded=2, compile_work=4)
         reply = tuple(request.reply or (5, 6))
         # A chunk less makes an answer a nat a token less likely, and reuse costs half of one.
-        nats = 3.0 - len(chunks_of(request)) + (0.5 if reused else self.nats)
+        chunks = len(chunks_of(request))
+        nats = 3.0 - chunks + (0.5 if reused else self.nats if chunks else 0.0)
         others = {99: -2.0} if request.logprobs == 1 else {}
         return Result(
             text="yes",

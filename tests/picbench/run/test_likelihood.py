@@ -57,8 +57,17 @@ def test_an_arm_gets_prompts_without_their_chunks(harness: Harness, tmp_path: Pa
     prompts = {name: {row.tokens.prompt for row in run.rows if row.arm == name} for name in ARMS}
     assert prompts == {"full": {36}, "naive": {36}, "nocontext": {4}}
     assert {row.tokens.reused for row in run.rows if row.arm == "nocontext"} == {0}
-    assert harness.servers["nocontext"].config.stock
     assert run.manifest["arms"]["nocontext"]["algorithm"] == "full"
+
+
+@pytest.mark.parametrize("arms", [ARMS, ARMS[::-1], ("nocontext", "naive")])
+def test_prompts_without_their_chunks_need_no_engine_of_their_own(
+    harness: Harness, tmp_path: Path, arms: Sequence[str]
+) -> None:
+    run = read_run(run_fakes(harness, tmp_path, *arms, **ASKED))
+    assert {*harness.servers} == {"full", "naive"}
+    assert harness.servers["full"].config.stock
+    assert {row.arm for row in run.rows} == {*arms}
 
 
 def test_tables_have_what_is_kept(harness: Harness, tmp_path: Path) -> None:
@@ -166,7 +175,7 @@ def test_arms_are_held_to_the_replies_of_full(harness: Harness, tmp_path: Path) 
     assert {row.nll for row in run.rows if row.arm == "naive"} == {1.5}
     assert METRICS["kl"].text(run.summary["naive"]) == f"{kl:.4f}"
     # Each arm gets replies of full, and nothing of it is in what was measured.
-    assert harness.order[-3:] == ["full", "nocontext", "naive"]
+    assert harness.order[-3:] == ["full", "full", "naive"]  # nocontext is served by full's engine.
     plain = Harness(harness.samples, weights="real")
     rows = read_run(run_fakes(plain, tmp_path / "plain", *ARMS[::-1], concurrency=2)).rows
     assert {r.output_sha256 for r in run.rows} == {r.output_sha256 for r in rows}
