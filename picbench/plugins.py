@@ -1,5 +1,6 @@
 """Installed packages: their versions, and the classes that they add under an entry-point group."""
 
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
@@ -31,11 +32,30 @@ def installed(group: str) -> dict[str, EntryPoint]:
     return found
 
 
-def load_class(point: EntryPoint, base: type[T]) -> type[T]:
+def describe(
+    points: Mapping[str, EntryPoint], texts: Callable[[EntryPoint], tuple[str, str]]
+) -> list[tuple[str, str, str]]:
+    """Each entry point's name and what `texts` says of it; of one that is unusable, why."""
+    rows = []
+    for name, point in points.items():
+        try:
+            rows.append((name, *texts(point)))
+        except ConfigError as error:
+            rows.append((name, str(error), ""))
+    return rows
+
+
+def load_class(
+    point: EntryPoint,
+    base: type[T],
+    fields: Sequence[str] = (),
+    mistake: Callable[[type[T]], str] = lambda _: "",
+) -> type[T]:
     """The class that an entry point names.
 
-    Raises ConfigError, with the package, for what cannot be imported, and for what is no subclass
-    of `base` that implements all its methods.
+    Raises ConfigError, with the package, for what cannot be imported, for what is no subclass of
+    `base` that implements all its methods, and for a class that lacks one of `fields`, or of which
+    `mistake` says what is wrong ("": nothing).
     """
     where = f"it is {_origin(point)}"
     try:
@@ -48,6 +68,10 @@ def load_class(point: EntryPoint, base: type[T]) -> type[T]:
     if isabstract(kind):
         lacks = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
         raise ConfigError(f"{point.name!r} lacks {lacks}", hint=where)
+    missing = [field for field in fields if not hasattr(kind, field)]
+    if problem := f"its class has no `{missing[0]}`" if missing else mistake(kind):
+        what = f"{base.__name__.lower()} {point.name!r}: {problem}"
+        raise ConfigError(what, hint=f"fix {point.value}")
     return kind
 
 

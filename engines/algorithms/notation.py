@@ -8,11 +8,12 @@ they can be parsed, and are listed nowhere.
 
 from collections.abc import Iterable
 from dataclasses import Field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import EntryPoint
 from inspect import signature
 from typing import Any
 
+from picbench import plugins
 from picbench.engines.algorithms.auto import Auto
 from picbench.engines.algorithms.base import Algorithm, Reuse
 from picbench.errors import ConfigError, closest
@@ -87,7 +88,8 @@ def names() -> tuple[str, ...]:
 
 def describe() -> list[tuple[str, str, str]]:
     """(name, summary, options) of every installed algorithm; of one that is unusable, why."""
-    return [(name, *_described(point)) for name, point in Registry()._points.items()]
+    points = Registry()._points
+    return plugins.describe(points, lambda p: (_load(p).summary, _options_text(_load(p))))
 
 
 def parse(spec: str) -> Algorithm:
@@ -109,28 +111,14 @@ def check_served(algorithm: Algorithm) -> None:
         )
 
 
-def _described(point: EntryPoint) -> tuple[str, str]:
-    try:
-        kind = _load(point)
-    except ConfigError as error:
-        return str(error), ""
-    return kind.summary, _options_text(kind)
-
-
 def _load(point: EntryPoint) -> type[Algorithm]:
     """The class of an algorithm; raises ConfigError for one that could not be named or planned."""
-    kind: type[Algorithm] = load_class(point, Algorithm)  # type: ignore[type-abstract]
-    wrong = _mistake(kind, point.name)
-    if wrong:
-        raise ConfigError(f"algorithm {point.name!r}: {wrong}", hint=f"fix {point.value}")
-    return kind
+    fields, mistake = ("name", "summary"), partial(_mistake, point.name)
+    return load_class(point, Algorithm, fields, mistake)  # type: ignore[type-abstract]
 
 
-def _mistake(kind: type[Algorithm], name: str) -> str:
+def _mistake(name: str, kind: type[Algorithm]) -> str:
     """What is wrong with a class that is registered as `name`; "" for nothing."""
-    for field in ("name", "summary"):
-        if not isinstance(getattr(kind, field, None), str):
-            return f"its class has no `{field}`"
     if kind.name != name:
         return f"its class has the name {kind.name!r}, which its entry point must have, too"
     if any(isinstance(value, Field) for value in vars(kind).values()):

@@ -55,9 +55,18 @@ class Launch:
 
     @classmethod
     def plan(
-        cls, start: int, query_start: Tensor, lengths: Tensor, table: Tensor, shape: HeadShape
+        cls,
+        start: int,
+        query_start: Tensor,
+        lengths: Tensor,
+        table: Tensor,
+        shape: HeadShape,
+        isa: str = _ISA,
     ) -> "Launch":
-        """Prepares the call for layers of one shape; the arguments are the attributes."""
+        """Prepares the call for layers of one shape; the arguments are the attributes.
+
+        `isa` is the kernel's layout of a cache's tiles.
+        """
         from vllm import _custom_ops as ops
         from vllm import envs
 
@@ -71,7 +80,7 @@ class Launch:
             query_start_loc=query_start,
             causal=True,
             sliding_window_size=-1,
-            isa=_ISA,
+            isa=isa,
             enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
         )
         stop = start + int(query_start[-1])
@@ -79,9 +88,12 @@ class Launch:
 
     def run(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
         """Attention of the launch's queries over `kv_cache`, whose keys are rotated."""
+        self.read(query, *halves(kv_cache), scale, out)
+
+    def read(self, query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
+        """As `run`, over the halves of a cache's tiles, of whatever size."""
         from vllm import _custom_ops as ops
 
-        key, value = halves(kv_cache)
         ops.cpu_attention_with_kv_cache(
             query=query[self.start : self.stop],
             key_cache=key,

@@ -19,6 +19,7 @@ from picbench.experiments import kernels, scenes
 from picbench.experiments.scenes import Scene, Slots
 from picbench.kernels.cpu.attention import AttentionBatch, attend, store
 from picbench.kernels.cpu.scratch import Workspace
+from picbench.kernels.cpu.vllm_ops import Launch
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import rotate
@@ -104,7 +105,6 @@ def layers_of(
 def stock_layers(case: AttentionCase, scene: Scene, query: Tensor, out: Tensor) -> Layers:
     """vLLM's CPU attention backend, as v1/attention/backends/cpu_attn.py calls it."""
     from vllm import _custom_ops as ops
-    from vllm import envs
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     shape = case.shape
@@ -113,19 +113,7 @@ def stock_layers(case: AttentionCase, scene: Scene, query: Tensor, out: Tensor) 
     table = wide.flatten().argsort().argsort().view(wide.shape).int()
     lengths = torch.full((case.requests,), case.context, dtype=torch.int32)
     starts = torch.arange(case.requests + 1, dtype=torch.int32) * case.new
-    schedule = ops.cpu_attn_get_scheduler_metadata(
-        num_reqs=case.requests,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_size,
-        seq_lens=lengths,
-        dtype=shape.dtype,
-        query_start_loc=starts,
-        causal=True,
-        sliding_window_size=-1,
-        isa=isa,
-        enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
-    )
+    launch = Launch.plan(0, starts, lengths, table, shape, isa)
 
     def halves(cache: Tensor) -> tuple[Tensor, Tensor]:
         blocks, heads, slots, _ = cache.shape
@@ -136,23 +124,7 @@ def stock_layers(case: AttentionCase, scene: Scene, query: Tensor, out: Tensor) 
         ops.cpu_attn_reshape_and_cache(key, value, *halves(cache), slots, isa)
 
     def read(cache: Tensor) -> None:
-        key, value = halves(cache)
-        ops.cpu_attention_with_kv_cache(
-            query=query,
-            key_cache=key,
-            value_cache=value,
-            output=out,
-            query_start_loc=starts,
-            seq_lens=lengths,
-            scale=scene.scale,
-            causal=True,
-            alibi_slopes=None,
-            sliding_window=-1,
-            block_table=table,
-            softcap=0,
-            scheduler_metadata=schedule,
-            s_aux=None,
-        )
+        launch.read(query, *halves(cache), scene.scale, out)
 
     return layers_of(case, scene, table, _STOCK_BLOCK, True, write, read)
 

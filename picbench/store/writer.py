@@ -128,41 +128,40 @@ class Attempt:
     changed_outputs: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """manifest.json: what was asked for and on what it ran.
-
-    `reason` says why a run is invalid or failed. `config` has the settings of `picbench run`,
-    `provenance` versions, hardware and code.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Document:
+    """What both documents of a run say of it; `provenance` has versions, hardware and code."""
 
     schema: int
     status: Status
+    fingerprint: str
+    model: ModelDocument
+    workload: WorkloadDocument
+    provenance: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(_Document):
+    """manifest.json: what was asked for and on what it ran.
+
+    `reason` says why a run is invalid or failed, `config` has the settings of `picbench run`.
+    """
+
     began: str
     ended: str | None
     reason: str | None
     attempts: Sequence[Attempt]
-    fingerprint: str
     config: Mapping[str, Any]
     sizes: Sizes
-    model: ModelDocument
-    workload: WorkloadDocument
     cache: str
     arms: Mapping[str, ArmDocument]
-    provenance: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary(_Document):
     """summary.json: aggregates by arm."""
 
-    schema: int
-    status: Status
-    fingerprint: str
-    model: ModelDocument
-    workload: WorkloadDocument
     arms: Mapping[str, ArmSummary]
-    provenance: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

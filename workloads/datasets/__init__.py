@@ -6,6 +6,7 @@ A package adds one by naming its class, a `Dataset`, in that group.
 from importlib.metadata import EntryPoint
 from typing import get_args
 
+from picbench import plugins
 from picbench.errors import ConfigError, closest
 from picbench.plugins import installed, load_class
 from picbench.workloads.datasets.base import Dataset, Metric, Reading
@@ -25,7 +26,8 @@ def names() -> list[str]:
 
 def describe() -> dict[str, str]:
     """Return one line about each data set, by name; of one that is unusable, why."""
-    return {name: _summary(point) for name, point in sorted(installed(GROUP).items())}
+    rows = plugins.describe(installed(GROUP), lambda point: (_load(point).summary, ""))
+    return {name: text for name, text, _ in sorted(rows)}
 
 
 def find(name: str) -> Dataset:
@@ -35,25 +37,16 @@ def find(name: str) -> Dataset:
         raise ConfigError(
             f"`dataset`: no data set is called {name!r}", hint=closest(name, registered)
         )
-    return _load(registered[name])
+    return _load(registered[name])()
 
 
-def _summary(point: EntryPoint) -> str:
-    try:
-        return _load(point).summary
-    except ConfigError as error:
-        return str(error)
+def _load(point: EntryPoint) -> type[Dataset]:
+    def mistake(kind: type[Dataset]) -> str:
+        known = get_args(Metric)
+        if kind.metric not in known:
+            return f"no metric is called {kind.metric!r} (there are: {', '.join(known)})"
+        if kind.name != point.name:
+            return f"its class has the name {kind.name!r}, which its entry point must have, too"
+        return ""
 
-
-def _load(point: EntryPoint) -> Dataset:
-    kind = load_class(point, Dataset)
-    problem, known = "", get_args(Metric)
-    if lacks := [field for field in _REQUIRED if not hasattr(kind, field)]:
-        problem = f"its class has no `{lacks[0]}`"
-    elif kind.metric not in known:
-        problem = f"no metric is called {kind.metric!r} (there are: {', '.join(known)})"
-    elif kind.name != point.name:
-        problem = f"its class has the name {kind.name!r}, which its entry point must have, too"
-    if problem:
-        raise ConfigError(f"data set {point.name!r}: {problem}", hint=f"fix {point.value}")
-    return kind()
+    return load_class(point, Dataset, _REQUIRED, mistake)

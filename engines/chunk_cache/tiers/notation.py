@@ -13,7 +13,7 @@ from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
 from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, TierSpec, pageable
 from picbench.engines.config import secret
 from picbench.errors import ConfigError, closest
-from picbench.plugins import installed, load_class
+from picbench.plugins import describe, installed, load_class
 
 GROUP = "picbench.tiers"
 
@@ -90,15 +90,8 @@ def open_tiers(
 
 def describe_tiers() -> list[tuple[str, str, str]]:
     """(name, summary, notation) of every installed kind; imports no client library."""
-    return [(name, *_described(point)) for name, point in sorted(installed(GROUP).items())]
-
-
-def _described(point: EntryPoint) -> tuple[str, str]:
-    try:
-        kind = _load(point)
-    except ConfigError as error:
-        return str(error), ""
-    return kind.summary, kind.notation
+    points = dict(sorted(installed(GROUP).items()))
+    return describe(points, lambda p: (_load(p).summary, _load(p).notation))
 
 
 def _open(spec: TierSpec, allocate: Allocate, taken: Iterable[str], own: bytes) -> GuardedTier:
@@ -110,10 +103,5 @@ def _open(spec: TierSpec, allocate: Allocate, taken: Iterable[str], own: bytes) 
 
 
 def _load(point: EntryPoint) -> type[Tier]:
-    kind: type[Tier] = load_class(point, Tier)  # type: ignore[type-abstract]
-    for field in ("kind", "summary", "notation"):
-        if not isinstance(getattr(kind, field, None), str):
-            raise ConfigError(
-                f"tier {point.name!r}: its class has no `{field}`", hint=f"fix {point.value}"
-            )
-    return kind
+    fields = "kind", "summary", "notation"
+    return load_class(point, Tier, fields)  # type: ignore[type-abstract]

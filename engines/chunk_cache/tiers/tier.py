@@ -229,9 +229,9 @@ class Tier(ABC):
     def delete(self, keys: Sequence[Key]) -> None:
         """Delete values; missing ones are no error."""
 
-    @abstractmethod
     def usage(self) -> Usage:
-        """What the tier holds."""
+        """What the tier holds; unknown where the store does not report it."""
+        return Usage(objects=None, bytes=None, capacity=None)
 
     @abstractmethod
     def close(self) -> None:

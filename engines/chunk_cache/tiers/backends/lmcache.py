@@ -7,7 +7,7 @@ from importlib import import_module
 from threading import Lock
 from typing import Any, ClassVar, Self
 
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec
 
 #: The protocol's lengths are 32-bit.
 LARGEST_VALUE = (1 << 31) - 1
@@ -78,10 +78,6 @@ class LMCache(Tier):
             for key in keys:
                 if self._exists(connection, key):
                     connection.sendall(self._message("PUT", key))
-
-    def usage(self) -> Usage:
-        """Unknown: the server does not report it."""
-        return Usage(objects=None, bytes=None, capacity=None)
 
     def close(self) -> None:
         """Close the connections; values stay."""

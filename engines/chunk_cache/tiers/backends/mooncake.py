@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any, ClassVar, Self
 
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec
 
 _OPTIONS = ("host", "metadata", "protocol", "device", "buffer")
 _SEGMENT = 256 << 20
@@ -89,10 +89,6 @@ class Mooncake(Tier):
         store = self._connected()
         for key in keys:
             store.remove(_name(key), force=True)
-
-    def usage(self) -> Usage:
-        """Unknown: the store does not report it."""
-        return Usage(objects=None, bytes=None, capacity=None)
 
     def close(self) -> None:
         """Leave the pool, with the values in this process's share."""
