@@ -1,9 +1,10 @@
 """Installed packages: their versions, and the classes that they add under an entry-point group."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
+from types import MappingProxyType
 from typing import TypeVar
 
 from picbench.errors import ConfigError
@@ -48,14 +49,14 @@ def describe(
 def load_class(
     point: EntryPoint,
     base: type[T],
-    fields: Sequence[str] = (),
+    fields: Mapping[str, type] = MappingProxyType({}),
     mistake: Callable[[type[T]], str] = lambda _: "",
 ) -> type[T]:
     """The class that an entry point names.
 
     Raises ConfigError, with the package, for what cannot be imported, for what is no subclass of
-    `base` that implements all its methods, and for a class that lacks one of `fields`, or of which
-    `mistake` says what is wrong ("": nothing).
+    `base` that implements all its methods, and for a class that lacks one of `fields`, with their
+    types, or of which `mistake` says what is wrong ("": nothing).
     """
     where = f"it is {_origin(point)}"
     try:
@@ -68,10 +69,9 @@ def load_class(
     if isabstract(kind):
         lacks = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
         raise ConfigError(f"{point.name!r} lacks {lacks}", hint=where)
-    missing = [field for field in fields if not hasattr(kind, field)]
+    missing = [f for f, wanted in fields.items() if not isinstance(getattr(kind, f, None), wanted)]
     if problem := f"its class has no `{missing[0]}`" if missing else mistake(kind):
-        what = f"{base.__name__.lower()} {point.name!r}: {problem}"
-        raise ConfigError(what, hint=f"fix {point.value}")
+        raise ConfigError(f"{point.name!r}: {problem}", hint=f"fix {point.value}")
     return kind
 
 

@@ -113,7 +113,7 @@ def check_served(algorithm: Algorithm) -> None:
 
 def _load(point: EntryPoint) -> type[Algorithm]:
     """The class of an algorithm; raises ConfigError for one that could not be named or planned."""
-    fields, mistake = ("name", "summary"), partial(_mistake, point.name)
+    fields, mistake = {"name": str, "summary": str}, partial(_mistake, point.name)
     return load_class(point, Algorithm, fields, mistake)  # type: ignore[type-abstract]
 
 

@@ -63,10 +63,7 @@ class Launch:
         shape: HeadShape,
         isa: str = _ISA,
     ) -> "Launch":
-        """Prepares the call for layers of one shape; the arguments are the attributes.
-
-        `isa` is the kernel's layout of a cache's tiles.
-        """
+        """Prepares the call for layers of one shape, whose tiles the kernel's `isa` lays out."""
         from vllm import _custom_ops as ops
         from vllm import envs
 

@@ -313,12 +313,12 @@ def tokens_of_arm(job: Job) -> tuple[int, int]:
 
 def pool_bytes(job: Job) -> int | None:
     """Bytes of the KV pools of all engines here; None if the model does not tell them."""
-    ours = [arm for arm in job.arms if arm.endpoint is None]
+    engines = job.engines.values()
     try:
-        model = read_model_config(str(job.workload.model.path)) if ours else {}
+        model = read_model_config(str(job.workload.model.path)) if engines else {}
     except ConfigError:
         return None
-    footprints = [GpuFootprint.of(job.engine(arm), model) for arm in ours]
+    footprints = [GpuFootprint.of(engine, model) for engine in engines]
     known = [found.block for found in footprints if found is not None]
     ranks = job.config.tensor_parallel
     return job.sizes.pool * sum(known) * ranks if len(known) == len(footprints) else None

@@ -257,6 +257,11 @@ class Job:
         return EngineConfig(**settings)
 
     @property
+    def engines(self) -> dict[str, EngineConfig]:
+        """The settings of the engines here by name (`Arm.engine`)."""
+        return {arm.engine: self.engine(arm) for arm in self.arms if arm.endpoint is None}
+
+    @property
     def scoring(self) -> Scoring:
         """What is measured of replies."""
         return parse_scoring(self.config.scoring)
@@ -330,7 +335,7 @@ def prepare(
         least = _even(max(_plan(sample, algorithms, anchors)[0] for sample in samples) + SPARE)
         job = _on_gpu(job, found, least)
     elif ours and config.device != "cuda" and Path(model).is_dir():
-        check_pools([job.engine(arm) for arm in ours], read_model_config(model))
+        check_pools(job.engines.values(), read_model_config(model))
     fingerprint = _fingerprint(job)
     return replace(job, fingerprint=fingerprint, output=_place(job, fingerprint))
 
@@ -369,9 +374,8 @@ def anchors_of(algorithms: Sequence[Algorithm], model: str, samples: Sequence[Sa
 
 def _on_gpu(job: Job, memory: int, least: int) -> Job:
     """The job with pools that fit; any do if the model's configuration does not tell its size."""
-    engines = [*{a.engine: job.engine(a) for a in job.arms if a.endpoint is None}.values()]
-    if job.shared:
-        engines = [*dict.fromkeys(map(shareable, engines))]
+    own = job.engines.values()
+    engines = [*dict.fromkeys(map(shareable, own))] if job.shared else [*own]
     model = read_model_config(engines[0].model)
     footprints = [GpuFootprint.of(engine, model) for engine in engines]
     known = [footprint for footprint in footprints if footprint is not None]

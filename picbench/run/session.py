@@ -115,16 +115,15 @@ def start_engines(job: Job, launch: Launch, progress: Progress, logs: Path) -> I
     for note in job.notes:
         progress.say(note)
     tokenizer = partial(load_tokenizer, job.workload.model)
+    ours = job.engines
     starts: dict[str, Callable[[], ArmServer]] = {}
+    for name, config in ours.items():
+        starts[name] = partial(launch, name, config, logs / writer.log_name(name))
     for arm in job.arms:
-        if arm.endpoint is None:
-            log = logs / writer.log_name(arm.engine)
-            starts[arm.engine] = partial(launch, arm.engine, job.engine(arm), log)
-            continue
-        starts[arm.name] = partial(RemoteServer, arm.name, arm.endpoint, tokenizer)
-        with closing(starts[arm.name]()) as server:
-            server.ready()  # Before engines start, which takes minutes.
-    ours = dict.fromkeys(arm.engine for arm in job.arms if arm.endpoint is None)
+        if arm.endpoint is not None:
+            starts[arm.name] = partial(RemoteServer, arm.name, arm.endpoint, tokenizer)
+            with closing(starts[arm.name]()) as server:
+                server.ready()  # Before engines start, which takes minutes.
     many = "s" if len(ours) > 1 else ""
     what = f"arm{many} in turn" if job.shared else f"engine{many}"
     if ours:

@@ -24,6 +24,11 @@ class Unnamed(ChunkAlgorithm):
         return ChunkPolicy()
 
 
+class Wordless(Unnamed):
+    name: ClassVar[str] = "wordless"
+    summary: ClassVar[str] = None  # type: ignore[assignment]
+
+
 class Named(Unnamed):
     name: ClassVar[str] = "named"
 
@@ -55,6 +60,7 @@ class Abstract(ChunkAlgorithm):
     ("name", "kind", "message"),
     [
         ("unnamed", "Unnamed", "has no `name`"),
+        ("wordless", "Wordless", "has no `summary`"),
         ("another", "Named", "has the name 'named', which its entry point must have"),
         ("undecorated", "Undecorated", r"put @dataclass\(frozen=True\) before it"),
         ("plain", "FieldWithoutOption", "'n' is not made by `option`"),

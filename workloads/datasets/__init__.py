@@ -10,13 +10,14 @@ from picbench import plugins
 from picbench.errors import ConfigError, closest
 from picbench.plugins import installed, load_class
 from picbench.workloads.datasets.base import Dataset, Metric, Reading
+from picbench.workloads.prompts.template import Template
 
 __all__ = ["Dataset", "Reading", "describe", "find", "names"]
 
 GROUP = "picbench.datasets"
 
 #: What a data set's class must set; the rest of `Dataset` works by itself.
-_REQUIRED = ("name", "summary", "metric", "max_tokens", "template")
+_REQUIRED = {"name": str, "summary": str, "metric": str, "max_tokens": int, "template": Template}
 
 
 def names() -> list[str]:

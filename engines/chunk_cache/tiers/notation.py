@@ -103,5 +103,5 @@ def _open(spec: TierSpec, allocate: Allocate, taken: Iterable[str], own: bytes) 
 
 
 def _load(point: EntryPoint) -> type[Tier]:
-    fields = "kind", "summary", "notation"
+    fields = dict.fromkeys(("kind", "summary", "notation"), str)
     return load_class(point, Tier, fields)  # type: ignore[type-abstract]

@@ -40,6 +40,9 @@ def test_tokens_and_memory_are_those_of_all_arms(harness: SweepHarness) -> None:
     assert line(told, "all tokens").startswith("864 of prompts, 48 of replies at most")
     assert line(told, "KV memory") == f"{2 * 4096 * BLOCK_BYTES / 2**30:.3f} GiB, all pools"
     assert harness.order == [] and list(Path().iterdir()) == []
+    # The engine of full serves this arm, too.
+    told = run(harness, "--dry-run", "--kv-blocks", "4096", "--algo", "nocontext")
+    assert line(told, "KV memory") == f"{2 * 4096 * BLOCK_BYTES / 2**30:.3f} GiB, all pools"
 
 
 def test_settings_that_were_not_given_are_what_the_help_says(harness: SweepHarness) -> None:
