@@ -8,7 +8,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from picbench.dummy_prefix import inside_prompt
@@ -71,6 +71,24 @@ def check_signature(method: Callable[..., Any], parameters: str) -> None:
             f"{method.__qualname__} takes ({found}), picbench was written for ({parameters})",
             hint=f"install vLLM {VLLM}",
         )
+
+
+def extend(owner: Any, name: str, parameters: str, extension: Callable[..., Any]) -> None:
+    """Have `extension` called in an upstream function's place, with that before its arguments.
+
+    Done again, it does nothing. Raises ConfigError as `check_signature`.
+    """
+    upstream = getattr(owner, name)
+    if hasattr(upstream, "extended"):
+        return
+    check_signature(upstream, parameters)
+
+    @wraps(upstream)
+    def extended(*args: Any, **kwargs: Any) -> Any:
+        return extension(upstream, *args, **kwargs)
+
+    extended.extended = True  # type: ignore[attr-defined]
+    setattr(owner, name, extended)
 
 
 def check_config(config: Any) -> None:

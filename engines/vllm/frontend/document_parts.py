@@ -8,6 +8,8 @@ import json
 from http import HTTPStatus
 from typing import Any
 
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,56 +27,37 @@ class DocumentParts:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        # Known when the first request comes: the server makes this before its engine.
+        self._reader: PartReader | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; a document that cannot be marked gets 400 and a reason."""
         path = next((end for end in _PATHS if scope.get("path", "").endswith(end)), None)
-        reader = _reader(scope) if path and scope.get("method") == "POST" else None
-        if path is None or reader is None:
+        asked = path if scope.get("method") == "POST" else None
+        self._reader = self._reader or (_reader(scope) if asked else None)
+        if asked is None or self._reader is None:
             await self._app(scope, receive, send)
             return
-        body = await _whole(receive)
-        if body is None:
-            return
         try:
-            changed = _rewritten(body, reader)
-        except ConfigError as error:
-            await refusal(str(error), anthropic=_PATHS[path])(scope, receive, send)
+            changed = _rewritten(await Request(scope, receive).body(), self._reader)
+        except ClientDisconnect:
             return
-        length = str(len(changed)).encode()
-        others = [pair for pair in scope["headers"] if pair[0].lower() != b"content-length"]
-        sent = False
+        except ConfigError as error:
+            await refusal(str(error), anthropic=_PATHS[asked])(scope, receive, send)
+            return
+        MutableHeaders(scope=scope)["content-length"] = str(len(changed))
+        whole = iter([{"type": "http.request", "body": changed}])
 
         async def replay() -> Message:
-            nonlocal sent
-            if sent:
-                return await receive()
-            sent = True
-            return {"type": "http.request", "body": changed, "more_body": False}
+            return next(whole, None) or await receive()
 
-        headers = [*others, (b"content-length", length)]
-        await self._app({**scope, "headers": headers}, replay, send)
+        await self._app(scope, replay, send)
 
 
 def _reader(scope: Scope) -> PartReader | None:
-    config = scope["app"].state.vllm_config
-    settings = PicSettings.given(config.additional_config)
+    settings = PicSettings.given(scope["app"].state.vllm_config.additional_config)
     marks = DocumentMarks.of(settings and settings.marks)
-    if settings is None or marks is None:
-        return None
-    return PartReader(marks, read_kinds(settings.parts))
-
-
-async def _whole(receive: Receive) -> bytes | None:
-    """A request's body; None if its client left before the end."""
-    body, more = b"", True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    return body
+    return PartReader(marks, read_kinds(settings.parts)) if settings and marks else None
 
 
 def _rewritten(body: bytes, reader: PartReader) -> bytes:

@@ -14,12 +14,11 @@ is added where the engine core is in the caller's process.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from picbench.engines.planning.keys import Key
-from picbench.engines.vllm.compat import check_signature
+from picbench.engines.vllm.compat import extend
 from picbench.engines.vllm.frontend.request_args import describes_chunks
 
 if TYPE_CHECKING:
@@ -46,18 +45,12 @@ class DeferredHasher:
 
 def defer_hashing() -> None:
     """Have engine cores use `DeferredHasher`. Raises ConfigError if the upstream one differs."""
-    core: Any = import_module("vllm.v1.engine.core")
-    upstream = core.get_request_block_hasher
-    if getattr(upstream, "defers", False):
-        return
-    check_signature(upstream, "hash_block_size, caching_hash_fn")
 
-    @wraps(upstream)
-    def get_request_block_hasher(*args: Any, **kwargs: Any) -> DeferredHasher:
+    def deferred(upstream: Callable[..., Hasher], *args: Any, **kwargs: Any) -> DeferredHasher:
         return DeferredHasher(upstream(*args, **kwargs))
 
-    get_request_block_hasher.defers = True  # type: ignore[attr-defined]
-    core.get_request_block_hasher = get_request_block_hasher
+    core, taken = import_module("vllm.v1.engine.core"), "hash_block_size, caching_hash_fn"
+    extend(core, "get_request_block_hasher", taken, deferred)
 
 
 def hash_prompt(request: "Request") -> None:
@@ -98,13 +91,7 @@ def plan_on_receipt() -> None:
     """
     from vllm.v1.engine.core import EngineCore
 
-    upstream = EngineCore.preprocess_add_request
-    if getattr(upstream, "plans", False):
-        return
-    check_signature(upstream, "self, request")
-
-    @wraps(upstream)
-    def preprocess_add_request(self: Any, request: Any) -> Any:
+    def receive(upstream: Callable[..., Any], self: Any, request: Any) -> Any:
         received = upstream(self, request)
         _let_wake(self)
         plan_early = getattr(self.scheduler, "plan_early", None)
@@ -117,6 +104,5 @@ def plan_on_receipt() -> None:
         erasures = self.scheduler.erasures
         return erasures.chunks() if erased is None else erasures.erase(erased)
 
+    extend(EngineCore, "preprocess_add_request", "self, request", receive)
     EngineCore.pic_cache = pic_cache  # type: ignore[attr-defined]
-    preprocess_add_request.plans = True  # type: ignore[attr-defined]
-    EngineCore.preprocess_add_request = preprocess_add_request  # type: ignore[method-assign]

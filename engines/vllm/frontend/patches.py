@@ -6,13 +6,13 @@ engine core. Prompts have marks of documents, and servers tell clients why a req
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 from prometheus_client import Gauge
 from vllm.exceptions import GenerationError, RetryableRequestError, VLLMValidationError
 
-from picbench.engines.vllm.compat import check_signature
+from picbench.engines.vllm.compat import extend
 from picbench.engines.vllm.device import cpu_shares
 from picbench.engines.vllm.frontend.request_args import ARGS, add_marked
 from picbench.engines.vllm.frontend.usage import keep_usage, note_usage
@@ -39,30 +39,22 @@ def extend_frontend() -> None:
 
     tell_reasons()
     keep_usage()
-    if not getattr(InputProcessor.process_inputs, "guards_pic", False):
-        check_signature(InputProcessor.process_inputs, _OF_INPUTS)
-        guarded = _guarded(InputProcessor.process_inputs)
-        InputProcessor.process_inputs = guarded  # type: ignore[method-assign]
-        check_signature(InputProcessor.__init__, _OF_PROCESSOR)
-        InputProcessor.__init__ = _reading(InputProcessor.__init__)  # type: ignore[method-assign]
+    extend(InputProcessor, "process_inputs", _OF_INPUTS, _guarded())
+    extend(InputProcessor, "__init__", _OF_PROCESSOR, _init)
 
 
-def _reading(upstream: Callable[..., None]) -> Callable[..., None]:
-    @wraps(upstream)
-    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        upstream(self, vllm_config, *args, **kwargs)
-        settings = PicSettings.given(vllm_config.additional_config)
-        if settings is None:
-            return
-        for name, share in cpu_shares(vllm_config).items():
-            if share is not None:
-                _gauge(f"picbench:{name}").set(share)
-        if (marks := DocumentMarks.of(settings.marks)) is not None:
-            from picbench.engines.vllm.frontend.marked_prompts import read_marks
+def _init(upstream: Any, self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+    upstream(self, vllm_config, *args, **kwargs)
+    settings = PicSettings.given(vllm_config.additional_config)
+    if settings is None:
+        return
+    for name, share in cpu_shares(vllm_config).items():
+        if share is not None:
+            _gauge(f"picbench:{name}").set(share)
+    if (marks := DocumentMarks.of(settings.marks)) is not None:
+        from picbench.engines.vllm.frontend.marked_prompts import read_marks
 
-            read_marks(self.renderer, marks)
-
-    return init
+        read_marks(self.renderer, marks)
 
 
 @cache
@@ -70,16 +62,15 @@ def _gauge(name: str) -> Gauge:
     return Gauge(name, "See cpu_shares in picbench.engines.vllm.device.", multiprocess_mode="max")
 
 
-def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded() -> Callable[..., Any]:
     from picbench.engines.algorithms import Registry
     from picbench.engines.vllm.frontend import limits
     from picbench.engines.vllm.frontend.cache_api import salted
 
     registry = Registry()
 
-    @wraps(upstream)
-    def process_inputs(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
-        request = upstream(self, request_id, prompt, *args, **kwargs)
+    def checked(upstream: Any, self: Any, name: str, prompt: Any, *args: Any, **given: Any) -> Any:
+        request = upstream(self, name, prompt, *args, **given)
         request.cache_salt = salted(request.cache_salt)
         try:
             if isinstance(prompt, dict) and ARGS in prompt:
@@ -89,8 +80,7 @@ def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
             raise RequestError(error.message, hint=error.hint) from error
         return request
 
-    process_inputs.guards_pic = True  # type: ignore[attr-defined]
-    return process_inputs
+    return checked
 
 
 class RequestError(ConfigError, VLLMValidationError, ValueError):
@@ -131,39 +121,24 @@ def tell_reasons() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.parallel_sampling import ParentRequest
 
-    if not getattr(AsyncLLM.generate, "tells_reasons", False):
-        check_signature(AsyncLLM.generate, _OF_GENERATE)
-        check_signature(ParentRequest.get_outputs, _OF_SAMPLES)
-        AsyncLLM.generate = _telling(AsyncLLM.generate)  # type: ignore[method-assign]
-        early = _early(ParentRequest.get_outputs)
-        ParentRequest.get_outputs = early  # type: ignore[method-assign]
+    extend(AsyncLLM, "generate", _OF_GENERATE, _told)
+    extend(ParentRequest, "get_outputs", _OF_SAMPLES, _early)
 
 
-def _telling(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(upstream)
-    async def generate(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        # Closed after an error, upstream aborts what else was sampled for the request.
-        async with aclosing(upstream(self, *args, **kwargs)) as outputs:
-            async for output in outputs:
-                check_output(output)
-                note_usage(output)
-                yield output
-
-    generate.tells_reasons = True  # type: ignore[attr-defined]
-    return generate
+async def _told(upstream: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    # Closed after an error, upstream aborts what else was sampled for the request.
+    async with aclosing(upstream(*args, **kwargs)) as outputs:
+        async for output in outputs:
+            check_output(output)
+            note_usage(output)
+            yield output
 
 
-def _early(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(upstream)
-    def get_outputs(
-        self: Any, child_request_id: str, completion_output: Any
-    ) -> tuple[list[Any], bool]:
-        outputs, finished = upstream(self, child_request_id, completion_output)
-        if not outputs and not finished and _failed(completion_output):
-            outputs = [completion_output]
-        return outputs, finished
-
-    return get_outputs
+def _early(upstream: Any, self: Any, child: str, completion: Any) -> tuple[list[Any], bool]:
+    outputs, finished = upstream(self, child, completion)
+    if not outputs and not finished and _failed(completion):
+        outputs = [completion]
+    return outputs, finished
 
 
 def check_output(output: Any) -> None:

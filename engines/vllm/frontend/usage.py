@@ -12,12 +12,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from functools import wraps
 from typing import Any
 
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from picbench.engines.vllm.compat import check_signature
+from picbench.engines.vllm.compat import extend
 from picbench.engines.vllm.frontend.request_args import ARGS
 
 #: Reports of the prompts of one HTTP request, by vLLM's ids.
@@ -38,13 +38,7 @@ def keep_usage() -> None:
     """Have all outputs of a request, and of its samples, tell what the first one does."""
     from vllm.v1.engine.output_processor import RequestState
 
-    upstream = RequestState.make_request_output
-    if getattr(upstream, "keeps_usage", False):
-        return
-    check_signature(upstream, _OF_OUTPUT)
-
-    @wraps(upstream)
-    def make_request_output(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def keeping(upstream: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         output: Any = upstream(self, *args, **kwargs)
         given = kwargs.get("kv_transfer_params") or (args[4] if len(args) > 4 else None)
         # A prompt with several samples is one prompt: the first sample computed it.
@@ -55,8 +49,7 @@ def keep_usage() -> None:
             output.kv_transfer_params = {**(output.kv_transfer_params or {}), ARGS: report}
         return output
 
-    make_request_output.keeps_usage = True  # type: ignore[attr-defined]
-    RequestState.make_request_output = make_request_output  # type: ignore[method-assign]
+    extend(RequestState, "make_request_output", _OF_OUTPUT, keeping)
 
 
 def note_usage(output: Any) -> None:
@@ -117,7 +110,8 @@ class _Answer:
             await self._send(message)
         elif message["type"] == "http.response.start":
             # vLLM has the whole answer before it begins to send JSON.
-            if any(value.startswith(b"application/json") for _, value in message["headers"]):
+            kind = MutableHeaders(raw=message["headers"]).get("content-type", "")
+            if kind.startswith("application/json"):
                 self._start = message
             else:
                 await self._send(message)
@@ -133,10 +127,9 @@ class _Answer:
         report, answer = joined(self._reports), json.loads(self._body)
         if _add(answer, report):
             self._body = _dumped(answer)
-        added = {b"content-length": str(len(self._body)), b"x-pic": header(report)}
-        kept = [(name, value) for name, value in start["headers"] if name.lower() not in added]
-        headers = [*kept, *((name, value.encode()) for name, value in added.items())]
-        await self._send({**start, "headers": headers})
+        headers = MutableHeaders(scope=start)
+        headers.update({"content-length": str(len(self._body)), "x-pic": header(report)})
+        await self._send(start)
         await self._send({"type": "http.response.body", "body": self._body})
 
 

@@ -14,7 +14,7 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
-from picbench.engines.vllm.frontend.patches import _telling, check_output, tell_reasons
+from picbench.engines.vllm.frontend.patches import _told, check_output, tell_reasons
 from picbench.engines.vllm.settings import REJECTED
 
 
@@ -56,7 +56,7 @@ def test_an_error_closes_what_it_was_generated_by():
 
     async def collect() -> list[bool]:
         with pytest.raises(GenerationError, match="a reason"):
-            [output async for output in _telling(upstream)(None)]
+            [output async for output in _told(upstream, None)]
         return list(closed)
 
     assert asyncio.run(collect()) == [True]
