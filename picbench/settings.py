@@ -31,9 +31,14 @@ Pair = Annotated[tuple[str, str], "pair"]
 
 
 class SettingsModel(BaseModel):
-    """Settings that nothing can be added to, and that do not change."""
+    """Settings that nothing can be added to, and that do not change.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+    A description that does not fit a field's line stands below it.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, defer_build=True, use_attribute_docstrings=True
+    )
 
 
 def setting(
@@ -74,96 +79,55 @@ class RunConfig(SettingsModel):
     """
 
     algo: tuple[str, ...] = setting(
-        ...,
-        "Arms to compare, such as epic:k=16; repeat the flag or separate arms by commas. nocontext "
-        "is full recompute of prompts without their chunks.",
-        metavar="NAME[:OPTION=VALUE...][,NAME...]",
-        shown="full,prefix,mepic; with --arm, none",
+        ..., metavar="NAME[:OPTION=VALUE...][,NAME...]", shown="full,prefix,mepic; with --arm, none"
     )
+    """Arms to compare, such as epic:k=16; repeat the flag or separate arms by commas. nocontext is
+    full recompute of prompts without their chunks."""
     arm: tuple[str, ...] = setting(
-        (),
-        "An external OpenAI-compatible server as an arm beside those of --algo, if any, such as "
-        "theirs=http://host:8000/v1; repeat the flag for more. With algo=SPEC, requests name their "
-        "chunks and that algorithm, as picbench's server takes them; exit code 3 if it reuses "
-        "none. Its API key is read from OPENAI_API_KEY. Numbers of a simulated server are marked "
-        "everywhere.",
-        metavar="NAME=URL[,model=ID][,algo=SPEC][,timeout=SECONDS][,simulated=yes]",
+        (), metavar="NAME=URL[,model=ID][,algo=SPEC][,timeout=SECONDS][,simulated=yes]"
     )
+    """An external OpenAI-compatible server as an arm beside those of --algo, if any, such as
+    theirs=http://host:8000/v1; repeat the flag for more. With algo=SPEC, requests name their chunks
+    and that algorithm, as picbench's server takes them; exit code 3 if it reuses none. Its API key
+    is read from OPENAI_API_KEY. Numbers of a simulated server are marked everywhere."""
     dataset: str = setting("", "See picbench list datasets.", metavar="NAME", shown=False)
-    requests: str | None = setting(
-        None,
-        "Replay the requests that picbench traffic wrote, instead of a data set's rows.",
-        metavar="FILE",
-    )
-    data: str = setting(
-        "bundled",
-        "Rows: synthetic ones that picbench generates; a folder with NAME/*.jsonl (.json, "
-        ".parquet, .arrow), or one file; a data set on the hub, "
-        "hf:OWNER/NAME[@REVISION][:[CONFIG/]SPLIT]; or LongBench's at a pinned revision "
-        "(hub:OWNER/NAME[@REVISION] for a copy of it).",
-        metavar="bundled|DIR|FILE|hf:OWNER/NAME|hub",
-        min_length=1,
-    )
+    requests: str | None = setting(None, metavar="FILE")
+    """Replay the requests that picbench traffic wrote, instead of a data set's rows."""
+    data: str = setting("bundled", metavar="bundled|DIR|FILE|hf:OWNER/NAME|hub", min_length=1)
+    """Rows: synthetic ones that picbench generates; a folder with NAME/*.jsonl (.json, .parquet,
+    .arrow), or one file; a data set on the hub, hf:OWNER/NAME[@REVISION][:[CONFIG/]SPLIT]; or
+    LongBench's at a pinned revision (hub:OWNER/NAME[@REVISION] for a copy of it)."""
     columns: str | None = setting(
-        None,
-        "Which columns of --data the fields of a row are in; see picbench list columns.",
-        metavar="NAME|FIELD=COLUMN,...|FILE.yaml",
-        shown="LongBench's",
-        min_length=1,
+        None, metavar="NAME|FIELD=COLUMN,...|FILE.yaml", shown="LongBench's", min_length=1
     )
-    offline: bool = setting(
-        False, "Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1)."
-    )
-    model: str = setting(
-        "testbed",
-        "The model that comes with picbench, a folder, an id on the hub, or another that "
-        "picbench list models names.",
-        metavar="testbed|smollm2|PATH|ID|shape:NAME",
-        min_length=1,
-    )
+    """Which columns of --data the fields of a row are in; see picbench list columns."""
+    offline: bool = setting(False)
+    """Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1)."""
+    model: str = setting("testbed", metavar="testbed|smollm2|PATH|ID|shape:NAME", min_length=1)
+    """The model that comes with picbench, a folder, an id on the hub, or another that picbench list
+    models names."""
     limit: int | None = setting(None, "Rows to run.", metavar="N", shown="all rows", ge=1)
-    seed: int = setting(
-        0,
-        "For the engine and the choice of rows; 0 takes rows in order.",
-        ge=0,
-        lt=1 << 32,  # What vLLM takes.
-    )
-    concurrency: int = setting(
-        4, "Requests in flight in an arm, each replaced as it ends.", metavar="N", ge=1
-    )
+    seed: int = setting(0, ge=0, lt=1 << 32)  # What vLLM takes.
+    """For the engine and the choice of rows; 0 takes rows in order."""
+    concurrency: int = setting(4, metavar="N", ge=1)
+    """Requests in flight in an arm, each replaced as it ends."""
     rate: float | None = setting(
-        None,
-        "Open loop: R requests arrive per second on average, however long the queue is. "
-        "--concurrency is then ignored, and the arms run one after another.",
-        metavar="R",
-        shown="the request file's, or a closed loop",
-        gt=0,
-        allow_inf_nan=False,
+        None, metavar="R", shown="the request file's, or a closed loop", gt=0, allow_inf_nan=False
     )
-    arrivals: Literal["poisson", "uniform"] = setting(
-        "poisson", "Gaps between arrivals at --rate: random, or all the same."
-    )
-    max_running: int = setting(
-        64,
-        "Most requests that an engine computes at a time; others wait in its queue.",
-        metavar="N",
-        ge=1,
-    )
-    slo: str | None = setting(
-        None,
-        "Latency objectives: goodput counts the requests that meet all of them.",
-        metavar="ttft=MS[,tpot=MS][,e2e=MS]",
-    )
-    max_tokens: int | None = setting(
-        None, "Output tokens per request.", metavar="N", shown="the data set's", ge=1
-    )
+    """Open loop: R requests arrive per second on average, however long the queue is. --concurrency
+    is then ignored, and the arms run one after another."""
+    arrivals: Literal["poisson", "uniform"] = setting("poisson")
+    """Gaps between arrivals at --rate: random, or all the same."""
+    max_running: int = setting(64, metavar="N", ge=1)
+    """Most requests that an engine computes at a time; others wait in its queue."""
+    slo: str | None = setting(None, metavar="ttft=MS[,tpot=MS][,e2e=MS]")
+    """Latency objectives: goodput counts the requests that meet all of them."""
+    max_tokens: int | None = setting(None, metavar="N", shown="the data set's", ge=1)
+    """Output tokens per request."""
     kv_blocks: int | None = setting(
-        None,
-        "KV pool of each arm, in blocks of 16 tokens.",
-        metavar="N",
-        shown="what the workload needs, or fits the GPU",
-        ge=1,
+        None, metavar="N", shown="what the workload needs, or fits the GPU", ge=1
     )
+    """KV pool of each arm, in blocks of 16 tokens."""
     tiers: str | None = setting(
         None,
         'Where chunk KV is stored below the pool, nearest first; see picbench list tiers. "": '
@@ -171,116 +135,66 @@ class RunConfig(SettingsModel):
         metavar="KIND[:PLACE]:SIZE,...",
         shown=f"{DEFAULT_TIERS['cpu']} on a CPU, none on a GPU",
     )
-    on_pressure: OnPressure = setting(
-        "wait",
-        "What happens to a request that needs more KV blocks than are free or can be evicted.",
-    )
-    compile_order: CompileOrder = setting(
-        "head",
-        "When missing chunks are compiled: right before the first request that needs them, "
-        "those of all waiting requests before any of these runs, or in order of arrival, "
-        "interleaved with other requests (MiniPIC's ISPS).",
-        later=True,
-    )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "auto",
-        "Type of weights and KV; auto is the model's own, or float32 on a CPU that has neither "
-        "AVX512_BF16 nor AMX.",
-    )
-    device: Literal["auto", "cpu", "cuda"] = setting(
-        "auto", "What engines run on; auto is what the installed vLLM supports here."
-    )
-    tensor_parallel: int = setting(
-        1, "GPUs of each engine; on CPU, processes that share the cores.", metavar="N", ge=1
-    )
-    eager: bool = setting(
-        False,
-        "Neither compile the model nor capture CUDA graphs: engines start faster, run slower.",
-    )
-    keys_without_rope: bool = setting(
-        False,
-        "Cache every key of a PIC engine without RoPE, as MEPIC and MiniPIC describe it. On CPU "
-        "the keys of chunks are always cached this way.",
-        later=True,
-    )
-    shared_decode: SharedDecode = setting(
-        "auto",
-        "On a GPU, whether decoding steps read a chunk once for all requests that see it: where "
-        "that is expected to be faster (auto), or wherever two do (always, for checks).",
-        later=True,
-    )
-    context: int | None = setting(
-        None,
-        "Tokens of prompt and output; longer prompts lose their middle.",
-        metavar="N",
-        shown="the model's",
-        ge=16,
-    )
-    prompts: str | None = setting(
-        None,
-        "Prompt templates in LongBench's JSON format.",
-        metavar="FILE",
-        shown="picbench's own prompts",
-    )
-    chat: Literal["auto", "on", "off"] = setting(
-        "auto",
-        "The tokenizer's chat template around prompts; auto: if there is one, but not around "
-        "few-shot prompts (samsum), as in LongBench.",
-    )
+    on_pressure: OnPressure = setting("wait")
+    """What happens to a request that needs more KV blocks than are free or can be evicted."""
+    compile_order: CompileOrder = setting("head", later=True)
+    """When missing chunks are compiled: right before the first request that needs them, those of
+    all waiting requests before any of these runs, or in order of arrival, interleaved with other
+    requests (MiniPIC's ISPS)."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto")
+    """Type of weights and KV; auto is the model's own, or float32 on a CPU that has neither
+    AVX512_BF16 nor AMX."""
+    device: Literal["auto", "cpu", "cuda"] = setting("auto")
+    """What engines run on; auto is what the installed vLLM supports here."""
+    tensor_parallel: int = setting(1, metavar="N", ge=1)
+    """GPUs of each engine; on CPU, processes that share the cores."""
+    eager: bool = setting(False)
+    """Neither compile the model nor capture CUDA graphs: engines start faster, run slower."""
+    keys_without_rope: bool = setting(False, later=True)
+    """Cache every key of a PIC engine without RoPE, as MEPIC and MiniPIC describe it. On CPU the
+    keys of chunks are always cached this way."""
+    shared_decode: SharedDecode = setting("auto", later=True)
+    """On a GPU, whether decoding steps read a chunk once for all requests that see it: where that
+    is expected to be faster (auto), or wherever two do (always, for checks)."""
+    context: int | None = setting(None, metavar="N", shown="the model's", ge=16)
+    """Tokens of prompt and output; longer prompts lose their middle."""
+    prompts: str | None = setting(None, metavar="FILE", shown="picbench's own prompts")
+    """Prompt templates in LongBench's JSON format."""
+    chat: Literal["auto", "on", "off"] = setting("auto")
+    """The tokenizer's chat template around prompts; auto: if there is one, but not around few-shot
+    prompts (samsum), as in LongBench."""
     scoring: str = setting(
-        "longbench",
-        "LongBench's word F1 and Rouge-L, its ones for Chinese (longbench-zh), or CacheBlend's "
-        "over token ids and stemmed words. Alone or after a comma, likelihood also asks how likely "
-        "an arm finds the right answer, and fidelity how far it is from full along full's reply.",
-        metavar="longbench|longbench-zh|cacheblend|likelihood|fidelity[,...]",
+        "longbench", metavar="longbench|longbench-zh|cacheblend|likelihood|fidelity[,...]"
     )
-    grid: str | None = setting(
-        None,
-        "Haystack tokens and needle depths, for needle over a folder of text files; prompt tokens "
-        "and depths, for ruler (there by default up to 4096 tokens).",
-        metavar="MIN-MAX:LENGTHSxDEPTHS",
-        shown="1000-11000:20x10",
-    )
-    drop: Literal["lead"] | None = setting(
-        None,
-        "Leave passages out of prompts: what precedes a passage that the answer needs in its "
-        "document. Only KV that was compiled with context=document knows it then.",
-        shown="nothing",
-        later=True,
-    )
+    """LongBench's word F1 and Rouge-L, its ones for Chinese (longbench-zh), or CacheBlend's over
+    token ids and stemmed words. Alone or after a comma, likelihood also asks how likely an arm
+    finds the right answer, and fidelity how far it is from full along full's reply."""
+    grid: str | None = setting(None, metavar="MIN-MAX:LENGTHSxDEPTHS", shown="1000-11000:20x10")
+    """Haystack tokens and needle depths, for needle over a folder of text files; prompt tokens and
+    depths, for ruler (there by default up to 4096 tokens)."""
+    drop: Literal["lead"] | None = setting(None, shown="nothing", later=True)
+    """Leave passages out of prompts: what precedes a passage that the answer needs in its document.
+    Only KV that was compiled with context=document knows it then."""
     cache: Literal["cold", "warm", "steady"] | None = setting(
-        None,
-        "Declare the state of the arms' caches, and verify it from counters: dropped before each "
-        "group of requests, filled with all chunks before the first one, or kept over 200 "
-        "different prompts or more. A run that was in another state is invalid (exit 3).",
-        shown="empty at start, kept between requests",
-        later=True,
+        None, shown="empty at start, kept between requests", later=True
     )
-    repeats: int = setting(
-        1,
-        "Run all requests N times, each time from the same state of caches as the first time.",
-        metavar="N",
-        ge=1,
-        later=True,
-    )
+    """Declare the state of the arms' caches, and verify it from counters: dropped before each group
+    of requests, filled with all chunks before the first one, or kept over 200 different prompts or
+    more. A run that was in another state is invalid (exit 3)."""
+    repeats: int = setting(1, metavar="N", ge=1, later=True)
+    """Run all requests N times, each time from the same state of caches as the first time."""
     output: str | None = setting(
-        None,
-        "Run directory: new, empty, or of the same command, which then resumes it. By default an "
-        "unfinished run of the same settings in runs/ is resumed.",
-        metavar="DIR",
-        shown="runs/<utc>-<dataset>-<model>-<fingerprint>",
+        None, metavar="DIR", shown="runs/<utc>-<dataset>-<model>-<fingerprint>"
     )
-    same_engine: bool = setting(
-        False, "Run full and prefix in the PIC engine too, instead of in stock vLLM."
-    )
-    on_bad_row: Literal["stop", "skip"] = setting(
-        "stop", "What to do about a malformed row; skipped ones are counted."
-    )
-    self_check: bool = setting(
-        False,
-        "Before measuring, compare in each PIC engine ways to serve a prompt that must give the "
-        "same answer; see picbench doctor.",
-    )
+    """Run directory: new, empty, or of the same command, which then resumes it. By default an
+    unfinished run of the same settings in runs/ is resumed."""
+    same_engine: bool = setting(False)
+    """Run full and prefix in the PIC engine too, instead of in stock vLLM."""
+    on_bad_row: Literal["stop", "skip"] = setting("stop")
+    """What to do about a malformed row; skipped ones are counted."""
+    self_check: bool = setting(False)
+    """Before measuring, compare in each PIC engine ways to serve a prompt that must give the same
+    answer; see picbench doctor."""
 
     def published(self) -> dict[str, Any]:
         """The settings as JSON values for files that are passed on: without passwords."""
@@ -317,17 +231,11 @@ class ComparisonSettings(SettingsModel):
         metavar="BEFORE,AFTER",
         shown="each arm with the arm of the same name; in one run, full with each other arm",
     )
-    margin: float | None = setting(
-        None,
-        "The acceptable loss of score, from 0 to 1: say whether the loss is smaller, with 95 % "
-        "confidence, and how many samples would decide it.",
-        metavar="LOSS",
-        ge=1e-6,
-        le=1,
-    )
-    allow_mismatch: bool = setting(
-        False, "Compare runs of different settings or requests anyway, and say so in the output."
-    )
+    margin: float | None = setting(None, metavar="LOSS", ge=1e-6, le=1)
+    """The acceptable loss of score, from 0 to 1: say whether the loss is smaller, with 95 %
+    confidence, and how many samples would decide it."""
+    allow_mismatch: bool = setting(False)
+    """Compare runs of different settings or requests anyway, and say so in the output."""
     seed: int = setting(0, "For resampling.")
 
 
@@ -336,14 +244,10 @@ class TrafficConfig(SettingsModel):
 
     requests: int = setting(100, "Number of requests.", metavar="N", le=MOST_DRAWN)
     seed: int = setting(0, "For everything drawn.")
-    dataset: str = setting(
-        "musique",
-        "Passages and questions of a data set, or synthetic: random tokens, for memory and time.",
-        metavar="NAME",
-    )
-    data: str = setting(
-        "bundled", "Rows of the data set.", metavar="bundled|DIR|FILE|hf:OWNER/NAME"
-    )
+    dataset: str = setting("musique", metavar="NAME")
+    """Passages and questions of a data set, or synthetic: random tokens, for memory and time."""
+    data: str = setting("bundled", metavar="bundled|DIR|FILE|hf:OWNER/NAME")
+    """Rows of the data set."""
     columns: str | None = setting(None, "As in picbench run.", metavar="NAME|FIELD=COLUMN,...")
     model: str = setting("testbed", "The model whose tokenizer makes the ids.", metavar="NAME")
     pool: int = setting(64, "Distinct chunks that requests share.", metavar="N", le=MOST_DRAWN)
@@ -351,39 +255,26 @@ class TrafficConfig(SettingsModel):
     chunk_tokens: int = setting(0, "Least number of tokens in a chunk.", metavar="N", le=MOST_DRAWN)
     passages: int = setting(8, "Passages of a generated context.", metavar="N", le=MOST_DRAWN)
     questions: int = setting(6, "Questions about a generated context.", metavar="N", le=MOST_DRAWN)
-    chunks: str | None = setting(
-        None,
-        "Chunks of a request: those it asks about, and others. Without it, only the former.",
-        metavar="N|LOW-HIGH",
-    )
+    chunks: str | None = setting(None, metavar="N|LOW-HIGH")
+    """Chunks of a request: those it asks about, and others. Without it, only the former."""
     zipf: float = setting(0.0, "Popularity of rank r is r^-A; 0: uniform.", metavar="A")
-    cached: float | None = setting(
-        None,
-        "EPIC's context-cache ratio: this share of chunk tokens is in the cache before the run, "
-        "the rest belong to one request only.",
-        metavar="SHARE",
-    )
+    cached: float | None = setting(None, metavar="SHARE")
+    """EPIC's context-cache ratio: this share of chunk tokens is in the cache before the run, the
+    rest belong to one request only."""
     users: int | None = setting(None, "Users who each repeat one request.", metavar="N")
-    rate: float | None = setting(
-        None, "Arrivals per second; without it, a closed loop.", metavar="R"
-    )
-    arrivals: Literal["poisson", "uniform"] = setting(
-        "poisson", "Gaps at --rate: random, or all the same."
-    )
-    max_tokens: int | None = setting(
-        None, "Output tokens per request.", metavar="N", shown="the data set's", ge=1
-    )
-    trace: str | None = setting(
-        None,
-        "Replay real requests instead: the folder data of RAGPulse, with --requests, --speed, "
-        "--longest, --max-tokens and --seed. Its passages and sessions are real, its text is "
-        "random tokens.",
-        metavar="DIR",
-    )
+    rate: float | None = setting(None, metavar="R")
+    """Arrivals per second; without it, a closed loop."""
+    arrivals: Literal["poisson", "uniform"] = setting("poisson")
+    """Gaps at --rate: random, or all the same."""
+    max_tokens: int | None = setting(None, metavar="N", shown="the data set's", ge=1)
+    """Output tokens per request."""
+    trace: str | None = setting(None, metavar="DIR")
+    """Replay real requests instead: the folder data of RAGPulse, with --requests, --speed,
+    --longest, --max-tokens and --seed. Its passages and sessions are real, its text is random
+    tokens."""
     speed: float = setting(1.0, "Replay the arrivals of a trace F times as fast.", metavar="F")
-    longest: int | None = setting(
-        None, "Leave out requests of a trace with more tokens of prompt and reply.", metavar="N"
-    )
+    longest: int | None = setting(None, metavar="N")
+    """Leave out requests of a trace with more tokens of prompt and reply."""
 
 
 class ProfileConfig(SettingsModel):
@@ -392,59 +283,34 @@ class ProfileConfig(SettingsModel):
     algo: str = setting(
         "full,prefix,reorder,epic:k=16,epic:k=16:copy=shared,mepic,naive,"
         "mepic:anchor=head:context=document",
-        "Arms to count: any of picbench list algorithms, with its options.",
         metavar="SPEC,...",
     )
-    pool: int | None = setting(
-        None,
-        "Count with a KV pool of this many blocks of 16 tokens, too.",
-        metavar="BLOCKS",
-        shown="nothing is evicted",
-        ge=1,
-    )
+    """Arms to count: any of picbench list algorithms, with its options."""
+    pool: int | None = setting(None, metavar="BLOCKS", shown="nothing is evicted", ge=1)
+    """Count with a KV pool of this many blocks of 16 tokens, too."""
     running: int = setting(16, "Requests at a time, for throughput and memory.", metavar="N", ge=1)
     requests: int | None = setting(None, "Only the first N.", metavar="N", shown="all", ge=1)
     model: str = setting("testbed", "The model whose tokenizer encodes texts.", metavar="NAME")
-    grid: str | None = setting(
-        None,
-        "Predict from this measured grid: one of the package's, or a grid.json; none: only count.",
-        metavar="NAME|FILE",
-        shown="h200-llama-3.1-8b",
-    )
-    calibration: str | None = setting(
-        None,
-        "Predict times of another machine, on which some cells of the grid were measured again: a "
-        "grid.json of picbench measure break-even --seconds 300.",
-        metavar="FILE",
-    )
-    figure: File | None = setting(
-        None, "Draw the computed tokens, as FILE.png and FILE.svg.", metavar="FILE"
-    )
+    grid: str | None = setting(None, metavar="NAME|FILE", shown="h200-llama-3.1-8b")
+    """Predict from this measured grid: one of the package's, or a grid.json; none: only count."""
+    calibration: str | None = setting(None, metavar="FILE")
+    """Predict times of another machine, on which some cells of the grid were measured again: a
+    grid.json of picbench measure break-even --seconds 300."""
+    figure: File | None = setting(None, metavar="FILE")
+    """Draw the computed tokens, as FILE.png and FILE.svg."""
 
 
 class WarmConfig(SettingsModel):
     """What chunks are compiled into; each field is an option of `picbench warm`."""
 
-    chunks: str = setting(
-        ...,
-        'Chunks, one per line: {"text": "..."} or {"tokens": [1, 2, ...]}; for context=document '
-        'with their documents: {"text": "...", "document": "..."}.',
-        metavar="FILE",
-    )
-    tiers: str = setting(
-        ...,
-        "Where to put them; name a tier that other engines reach (disk, redis, ...).",
-        metavar="KIND[:PLACE]:SIZE,...",
-    )
-    algo: str = setting(
-        "mepic",
-        "The algorithm that will use them: how chunks are padded and what precedes them.",
-        metavar="NAME[:OPTION=VALUE...]",
-    )
+    chunks: str = setting(..., metavar="FILE")
+    """Chunks, one per line: {"text": "..."} or {"tokens": [1, 2, ...]}; for context=document with
+    their documents: {"text": "...", "document": "..."}."""
+    tiers: str = setting(..., metavar="KIND[:PLACE]:SIZE,...")
+    """Where to put them; name a tier that other engines reach (disk, redis, ...)."""
+    algo: str = setting("mepic", metavar="NAME[:OPTION=VALUE...]")
+    """The algorithm that will use them: how chunks are padded and what precedes them."""
     prefix: str | None = setting(None, "The text in front of chunks, for anchors.", metavar="TEXT")
-    model: str = setting(
-        "testbed",
-        "As for picbench run; other weights never find these chunks.",
-        metavar="testbed|smollm2|PATH|ID|shape:NAME",
-    )
+    model: str = setting("testbed", metavar="testbed|smollm2|PATH|ID|shape:NAME")
+    """As for picbench run; other weights never find these chunks."""
     salt: str | None = setting(None, "Whose requests may use the chunks.", metavar="TENANT")

@@ -126,12 +126,13 @@ def make_option(
     extra: Mapping[str, Any] = field.json_schema_extra  # type: ignore[assignment]
     flag = extra["flag"] or f"--{name.replace('_', '-')}"
     kind, marks = _given_kind(field)
+    text = " ".join((field.description or "").split())
     if kind is bool:
-        return click.Option([flag, name], is_flag=True, help=field.description)
+        return click.Option([flag, name], is_flag=True, help=text)
     empty = field.is_required() or field.default in (None, ())
     shown = extra["shown"]
     wanted: dict[str, Any] = {
-        "help": field.description,
+        "help": text,
         "metavar": extra["metavar"],
         "multiple": get_origin(kind) is tuple and not marks,
         "show_default": shown if isinstance(shown, str) else shown and not empty,

@@ -35,54 +35,31 @@ Sizes = TypeVar("Sizes", bound=BaseModel)
 class ReproduceConfig(SettingsModel):
     """What is measured of a paper, or of trained models, and where it goes."""
 
-    figures: tuple[str, ...] = setting(
-        ("all",),
-        "What to make, such as table2 or fig8; repeat the flag for more.",
-        metavar="NAME",
-        flag="--figure",
-    )
-    output: Folder | None = setting(
-        None,
-        "Where runs, data, tables and figures go; what is complete in it is not run again.",
-        metavar="DIR",
-        shown="runs/PAPER",
-    )
-    device: Device = setting(
-        "cpu",
-        "What engines run on; also decides sizes: the testbed's on a CPU, the paper's on a GPU.",
-    )
+    figures: tuple[str, ...] = setting(("all",), metavar="NAME", flag="--figure")
+    """What to make, such as table2 or fig8; repeat the flag for more."""
+    output: Folder | None = setting(None, metavar="DIR", shown="runs/PAPER")
+    """Where runs, data, tables and figures go; what is complete in it is not run again."""
+    device: Device = setting("cpu")
+    """What engines run on; also decides sizes: the testbed's on a CPU, the paper's on a GPU."""
     model: str | None = setting(None, "See picbench run.", metavar="NAME", shown="the paper's file")
-    requests: int | None = setting(
-        None, "Requests of every point; fewer is faster.", metavar="N", ge=1
-    )
-    seeds: int | None = setting(
-        None, "Take only the first N seeds of the settings.", metavar="N", ge=1
-    )
+    requests: int | None = setting(None, metavar="N", ge=1)
+    """Requests of every point; fewer is faster."""
+    seeds: int | None = setting(None, metavar="N", ge=1)
+    """Take only the first N seeds of the settings."""
     settings: str | None = setting(None, "Other loads, arms and claims, in YAML.", metavar="FILE")
-    models: str | None = setting(
-        None,
-        "Of accuracy and likelihood: names on the hub, folders, smollm2.",
-        metavar="ID,ID",
-        shown="the settings'",
-    )
-    rows: int | None = setting(
-        None, "Of each of their data sets.", metavar="N", shown="the settings'", ge=2
-    )
-    data: str | None = setting(
-        None, "Their rows: hub, bundled, DIR; see picbench run.", metavar="WHERE", shown="hub"
-    )
+    models: str | None = setting(None, metavar="ID,ID", shown="the settings'")
+    """Of accuracy and likelihood: names on the hub, folders, smollm2."""
+    rows: int | None = setting(None, metavar="N", shown="the settings'", ge=2)
+    """Of each of their data sets."""
+    data: str | None = setting(None, metavar="WHERE", shown="hub")
+    """Their rows: hub, bundled, DIR; see picbench run."""
     texts: str | None = setting(None, "Their texts to hide needles in.", metavar="DIR")
-    scores: Folder | None = setting(
-        None,
-        "Scores of picbench measure algorithms serve, instead of measuring them.",
-        metavar="DIR",
-    )
-    seconds: float | None = setting(
-        None, "Start nothing that would end later; the same command continues.", metavar="S", ge=0
-    )
-    commit: str | None = setting(
-        None, "Name of the measured code, if this is not a checkout.", metavar="NAME"
-    )
+    scores: Folder | None = setting(None, metavar="DIR")
+    """Scores of picbench measure algorithms serve, instead of measuring them."""
+    seconds: float | None = setting(None, metavar="S", ge=0)
+    """Start nothing that would end later; the same command continues."""
+    commit: str | None = setting(None, metavar="NAME")
+    """Name of the measured code, if this is not a checkout."""
     part: Share = PART
     dry_run: bool = setting(False, "Say what is left to do and how long it may take.")
 

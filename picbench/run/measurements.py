@@ -108,9 +108,8 @@ class ServeAll(OnDevice):
     """Settings of serving data sets by all algorithms."""
 
     model: str = setting("testbed", "Or a tuned variant.")
-    dataset: tuple[str, ...] = setting(
-        (), "Only this one; repeat the flag for more.", metavar="NAME", shown="all six"
-    )
+    dataset: tuple[str, ...] = setting((), metavar="NAME", shown="all six")
+    """Only this one; repeat the flag for more."""
     algo: tuple[str, ...] = setting((), "Only these, and full.", metavar="SPEC")
     eager: bool = _EAGER
     kv_blocks: int = setting(16_384, "Pool of the engine, in blocks of 16 tokens.", ge=1024)
@@ -151,9 +150,8 @@ class Sinks(Measured):
     """How much of the question's attention to chunks their first tokens draw, by layer."""
 
     output: Folder = setting(Path("results/accuracy"))
-    model: tuple[str, ...] = setting(
-        ("smollm2", "testbed"), "Repeat the flag to compare.", metavar="MODEL"
-    )
+    model: tuple[str, ...] = setting(("smollm2", "testbed"), metavar="MODEL")
+    """Repeat the flag to compare."""
     dataset: str = setting("musique", "Of bundled rows.", metavar="NAME")
     rows: int = setting(10, ge=1)
 
@@ -264,10 +262,8 @@ class HostTier(WithModel):
 class SmallSteps(WithModel):
     """TTFT of prompts that compute few tokens, by the size of graphs, and the GPU's part of it."""
 
-    graph_tokens: tuple[Annotated[int, Ge(1)], ...] = setting(
-        (512, 1024),
-        "The largest step, in tokens, that CUDA graphs serve; two engines for each value.",
-    )
+    graph_tokens: tuple[Annotated[int, Ge(1)], ...] = setting((512, 1024))
+    """The largest step, in tokens, that CUDA graphs serve; two engines for each value."""
 
 
 class Kernels(SettingsModel):
@@ -278,15 +274,13 @@ class Kernels(SettingsModel):
     """
 
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: what vLLM serves here.")
-    output: Folder = setting(
-        Path("runs/kernels"), "Tables; on a GPU, cases that these have of the same commit are kept."
-    )
+    output: Folder = setting(Path("runs/kernels"))
+    """Tables; on a GPU, cases that these have of the same commit are kept."""
     rounds: int = setting(21, "Of a case.", ge=5)
     seconds: float = setting(20.0, "Of a case on a CPU.", ge=0)
     threads: int | None = setting(None, "Of a CPU.", shown="all cores", ge=1)
-    work: tuple[Literal["decode", "link", "prefill", "chunked"], ...] = setting(
-        (), "Only cases of these kinds; a GPU has decode and link, a CPU all but link."
-    )
+    work: tuple[Literal["decode", "link", "prefill", "chunked"], ...] = setting(())
+    """Only cases of these kinds; a GPU has decode and link, a CPU all but link."""
     seed: int = _SEED
     commit: str | None = _COMMIT
 
@@ -336,12 +330,8 @@ class LoadReport(InRounds):
     over. Exit 4 if cells are left.
     """
 
-    only: tuple[str, ...] = setting(
-        (),
-        "share-nothing, 2wiki, mixed, cold, closed or rate; repeat the flag for more.",
-        metavar="GROUP",
-        shown="all",
-    )
+    only: tuple[str, ...] = setting((), metavar="GROUP", shown="all")
+    """share-nothing, 2wiki, mixed, cold, closed or rate; repeat the flag for more."""
     shared_decode: SharedDecode = _SHARED_DECODE
     rounds: int = setting(5, ge=1)
 
@@ -354,9 +344,8 @@ class Scaling(InRounds):
 
     workers: int = setting(2, "GPUs of the larger engine.", ge=2)
     shared_decode: SharedDecode = _SHARED_DECODE
-    graph_tokens: int | None = setting(
-        None, "Largest step of mepic's engines with a CUDA graph.", shown="the engine's own", ge=1
-    )
+    graph_tokens: int | None = setting(None, shown="the engine's own", ge=1)
+    """Largest step of mepic's engines with a CUDA graph."""
 
 
 class AllSteps(Measured):
