@@ -15,6 +15,9 @@ DEMO := build/demo.jsonl
 DEMO_TRAFFIC := --dataset musique --requests 48 --chunks 16 --pool 64 --zipf 0.8 --cached 1
 DEMO_RUN := --algo full,prefix,naive,mepic --concurrency 4 --dtype float32
 
+# Dozens of processes load the same modules: each would compile picbench's again.
+unexport PYTHONDONTWRITEBYTECODE
+
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
 .PHONY: install demo test gate check quick unit gpu-check lint types tree pictures claims schemas clean

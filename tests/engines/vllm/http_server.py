@@ -1,4 +1,7 @@
-"""vLLM's own server, started in a process of its own as `docs/serving.md` says."""
+"""vLLM's own server, started in a process of its own as `docs/serving.md` says.
+
+Its engine and worker are forked (`prefork`), but where a test gives a command of its own.
+"""
 
 import json
 import os
@@ -19,6 +22,8 @@ from serving_document import arguments
 
 from picbench.engines.vllm.serve import TEMPLATE
 from picbench.engines.vllm.settings import KEY, PicSettings
+
+PREFORK = Path(__file__).with_name("prefork.py")
 
 #: What the model is called in requests.
 MODEL = "testbed"
@@ -141,7 +146,7 @@ def plain_command(model: Path, port: int, *flags: str) -> list[str]:
     (_, *launcher), _ = arguments("cpu")
     given = ("--model", str(model), "--served-model-name", MODEL, "--dtype", "float32")
     host = ("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512")
-    return [sys.executable, *launcher, *given, *host, *flags]
+    return [sys.executable, *_forking(launcher), *given, *host, *flags]
 
 
 def _command(model: Path, settings: PicSettings, **limits: Any) -> list[str]:
@@ -162,7 +167,14 @@ def _command(model: Path, settings: PicSettings, **limits: Any) -> list[str]:
         for value in (values if isinstance(values, tuple) else (values,))
     ]
     words = [word for flag in flags for word in flag]
-    return [sys.executable, *launcher, *filter(None, words)]
+    return [sys.executable, *_forking(launcher), *filter(None, words)]
+
+
+def _forking(launcher: list[str]) -> tuple[str, str]:
+    """The documented ``-m MODULE``, with processes that are forked."""
+    minus_m, module = launcher
+    assert minus_m == "-m"
+    return str(PREFORK), module
 
 
 def _wait(process: "subprocess.Popen[bytes]", client: httpx.Client, log: Path) -> None:
