@@ -34,8 +34,12 @@ _HIGH = 512
 
 def main(module: str) -> None:
     """Become the server: the module with the arguments of this process."""
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
     for library in (module, *LIBRARIES):
         import_module(library)
+    # After each message a worker would wait for the next in a loop that takes a core, for 1 s.
+    SpinCondition.__init__.__defaults__ = (0.01,)
     if len([*Path("/proc/self/task").iterdir()]) > 1:
         raise RuntimeError("a library has started a thread: forks would lack it")
     sys.path[0] = str(Path.cwd())  # As with `python -m`.
