@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictBool
 
 from picbench.errors import ConfigError, check_counts
 
@@ -20,15 +22,8 @@ DEFAULT_TIERS: Mapping[str, str] = MappingProxyType({"cpu": "host:1GiB", "cuda":
 OnPressure = Literal["wait", "reject"]
 CompileOrder = Literal["head", "batch", "isps"]
 SharedDecode = Literal["off", "auto", "always"]
-
-#: The values of settings that are words.
-CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "on_pressure": get_args(OnPressure),
-        "compile_order": get_args(CompileOrder),
-        "shared_decode": get_args(SharedDecode),
-    }
-)
+Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Id = Annotated[int, Field(ge=0, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +56,13 @@ class ChunkSettings:
     """
 
     algorithm: str = "mepic"
-    keys_without_rope: bool = False
+    keys_without_rope: StrictBool = False
     tiers: str | None = None
-    on_pressure: str = "wait"
-    compile_order: str = "head"
-    shared_decode: str = "auto"
-    anchors: Mapping[str, Sequence[int]] = field(default_factory=dict, hash=False)
-    temperatures: Sequence[float] = ()
+    on_pressure: OnPressure = "wait"
+    compile_order: CompileOrder = "head"
+    shared_decode: SharedDecode = "auto"
+    anchors: Mapping[str, Sequence[Id]] = field(default_factory=dict, hash=False)
+    temperatures: Sequence[Temperature] = ()
 
 
 @dataclass(frozen=True, slots=True)

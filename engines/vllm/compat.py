@@ -93,17 +93,15 @@ def extend(owner: Any, name: str, parameters: str, extension: Callable[..., Any]
 
 def check_config(config: Any) -> None:
     """Raise ConfigError for a setting of a `VllmConfig` that a PIC engine does not support."""
-    for setting, unsupported in _unsupported(config):
+    for setting, unsupported, hint in _unsupported(config):
         if unsupported:
-            raise ConfigError(f"picbench does not support {setting}", hint="leave it off")
-    check_weights(config.model_config.quantization)
+            raise ConfigError(f"picbench does not support {setting}", hint=hint)
     found = config.cache_config.block_size
     if found != BLOCK_SIZE:
         raise ConfigError(f"block_size is {found}", hint=f"picbench needs block_size={BLOCK_SIZE}")
     if not config.cache_config.enable_prefix_caching:
         raise ConfigError("prefix caching is off", hint="enable_prefix_caching=True")
     _check_connector(config)
-    _check_replicas(config)
 
 
 def check_completed(config: Any) -> None:
@@ -149,15 +147,6 @@ def read_settings(config: Any) -> PicSettings | None:
     return replace(settings, anchors=anchors)
 
 
-def check_weights(quantization: str | None) -> None:
-    """Raise ConfigError for quantised weights; `quantization` is vLLM's name of the method."""
-    if quantization is not None:
-        raise ConfigError(
-            f"{quantization} weights are refused: picbench was not checked with quantised weights",
-            hint="use the same model in bfloat16",
-        )
-
-
 def check_kv_groups(groups: int) -> None:
     """Raise ConfigError unless all layers have one kind of KV cache."""
     if groups != 1:
@@ -179,21 +168,20 @@ def _check_connector(config: Any) -> None:
         )
 
 
-def _check_replicas(config: Any) -> None:
-    """Raise ConfigError for data parallelism, which only the process that starts engines knows of.
+def _unsupported(config: Any) -> Iterator[tuple[str, bool, str]]:
+    for setting, unsupported in _unknown(config):
+        yield setting, unsupported, "leave it off"
+    model, parallel = config.model_config, config.parallel_config
+    weights = f"{model.quantization} weights: they were not checked"
+    yield weights, model.quantization is not None, "use the same model in bfloat16"
+    # Engine cores of models without experts are told of one replica (vllm/config/parallel.py,
+    # reconfigure_for_independent_dp_rank), so that the process that starts them has to refuse more.
+    # Requests would be checked against the blocks of all, and what fits no single one would fail.
+    alone = "start a server for each replica, without data_parallel_size"
+    yield "data parallelism", parallel.data_parallel_size > 1, alone
 
-    Engine cores of models without experts are told of one replica (vllm/config/parallel.py,
-    reconfigure_for_independent_dp_rank). The frontend would check requests against the blocks of
-    all replicas together, and what fits no single one would fail there.
-    """
-    if config.parallel_config.data_parallel_size > 1:
-        raise ConfigError(
-            "picbench does not support data parallelism",
-            hint="start a server for each replica, without data_parallel_size",
-        )
 
-
-def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
+def _unknown(config: Any) -> Iterator[tuple[str, bool]]:
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
     yield "LoRA adapters", config.lora_config is not None
     yield "multimodal models", bool(model.is_multimodal_model)

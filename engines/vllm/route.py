@@ -1,10 +1,8 @@
 """An HTTP router: a request goes to the server whose pool has most of its chunks.
 
-Servers publish KV events, and an indexer, ``python -m dynamo.indexer`` of ai-dynamo-runtime, says
-how many tokens of a prefix each of them has. It is asked for each chunk of a request, or for the
-prompt of one without chunks, and what it finds is added up by server. Servers tokenize the texts,
-so that the router needs no model. Without an indexer they take turns. What one refuses goes to
-another one; what it was answering when it died fails: that may have been the reason.
+Servers publish KV events, and ai-dynamo-runtime's indexer counts what each has of a chunk, or of a
+prompt without chunks. Servers tokenize, so that the router needs no model; without an indexer they
+take turns. What one refuses goes to another; what it was answering when it died fails (502).
 """
 
 import asyncio
@@ -20,11 +18,12 @@ from typing import Any
 import httpx
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.vllm.frontend.document_parts import refusal
 from picbench.engines.vllm.parts import PartReader
 
 _LOG = logging.getLogger("uvicorn.error")
@@ -88,7 +87,7 @@ class Router:
         for number in self._order(hits):
             server = self.servers[number]
             sent = {"url": server.url + path, "content": body, "headers": headers}
-            server.in_flight += 1
+            server.in_flight, reply = server.in_flight + 1, None
             self._sent |= dict.fromkeys(chunks, number)
             try:
                 async with self._client.stream(scope["method"], **sent) as reply:
@@ -102,15 +101,15 @@ class Router:
             except httpx.ConnectError:
                 server.up = False
             except httpx.TransportError as problem:
-                # As the server's answer, this one has no end.
                 _LOG.error("%s %s: %r", server.url, scope["path"], problem)
+                if reply is None:  # Else this answer has no end, as the server's.
+                    await refusal("the server broke off", 502)(scope, receive, send)
                 return
             finally:
                 server.in_flight -= 1
                 for chunk in chunks:
                     self._sent.pop(chunk, None)
-        error = JSONResponse({"error": {"message": "no server is up", "code": 503}}, 503)
-        await error(scope, receive, send)
+        await refusal("no server is up", 503)(scope, receive, send)
 
     async def _chunks(self, body: Mapping[str, Any], headers: Any) -> list[_Tokens]:
         """The tokens of each chunk of a request, once, or of its prompt."""
@@ -136,11 +135,7 @@ class Router:
 
     async def _hits(self, chunks: Sequence[_Tokens]) -> Counter[int]:
         hits, asked = Counter[int](), [{"model_name": _MODEL, "token_ids": one} for one in chunks]
-        try:
-            found = await asyncio.gather(*(self._index.post("/query", json=one) for one in asked))
-        except httpx.TransportError:
-            self.indexed = False
-            raise
+        found = await asyncio.gather(*(self._index.post("/query", json=one) for one in asked))
         for chunk, answer in zip(chunks, found, strict=True):
             scores = answer.raise_for_status().json()["scores"]
             hits.update({int(number): max(ranks.values()) for number, ranks in scores.items()})
@@ -156,8 +151,8 @@ class Router:
         # One that has half as much again to do as the others is taken for what others lack.
         most = 2 + 1.5 * sum(servers[number].in_flight for number in up) / len(up)
         if self.indexed:
-            up.sort(key=lambda n: (servers[n].in_flight, servers[n].missed))
-            up.sort(key=lambda n: (servers[n].in_flight > most, -hits[n]))
+            load = [(one.in_flight, one.missed) for one in servers]
+            up.sort(key=lambda n: (load[n][0] > most, -hits[n], *load[n]))
         return up
 
     @asynccontextmanager
@@ -176,14 +171,10 @@ class Router:
         seen = list[bool]()
         while True:
             await asyncio.gather(*map(self._look_at, self.servers))
-            try:
-                await self._register()
-                self.indexed = True
-            except (httpx.HTTPError, ValueError):
-                self.indexed = False
-            if seen != (now := [self.indexed, *(server.up for server in self.servers)]):
-                _LOG.warning("indexer up: %s, servers up: %s", now[0], now[1:])
-            seen = now
+            self.indexed = await self._register()
+            seen, before = [self.indexed, *(server.up for server in self.servers)], seen
+            if seen != before:
+                _LOG.warning("indexer up: %s, servers up: %s", seen[0], seen[1:])
             if len(self._tokens) > 4096:  # documents
                 self._tokens.clear()
             await asyncio.sleep(1)
@@ -195,12 +186,15 @@ class Router:
         except httpx.HTTPError as problem:
             server.up = server.up and isinstance(problem, httpx.ReadTimeout)  # It may be busy.
 
-    async def _register(self) -> None:
-        """Have the indexer listen to servers that are up, and forget the blocks of others."""
-        workers = (await self._index.get("/workers")).raise_for_status().json()
-        known = {one["instance_id"] for one in workers if one["model_name"] == _MODEL}
-        for number, server in enumerate(self.servers):
-            asked = {"instance_id": number, "model_name": _MODEL, "block_size": BLOCK_SIZE}
-            asked |= {"endpoint": server.events, "replay_endpoint": server.replay}
-            if server.up is not (number in known):
-                await self._index.post("/register" if server.up else "/unregister", json=asked)
+    async def _register(self) -> bool:
+        """Have the indexer listen to servers that are up, and forget the others; if it answers."""
+        with suppress(httpx.HTTPError, ValueError):
+            workers = (await self._index.get("/workers")).raise_for_status().json()
+            known = {one["instance_id"] for one in workers if one["model_name"] == _MODEL}
+            for number, server in enumerate(self.servers):
+                asked = {"instance_id": number, "model_name": _MODEL, "block_size": BLOCK_SIZE}
+                asked |= {"endpoint": server.events, "replay_endpoint": server.replay}
+                if server.up is not (number in known):
+                    await self._index.post("/register" if server.up else "/unregister", json=asked)
+            return True
+        return False

@@ -4,20 +4,20 @@ vLLM hashes `additional_config` into the key of its compile cache, so no artifac
 vLLM is used in a PIC engine (vllm/config/vllm.py, compute_hash).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
-from math import inf
-from numbers import Integral
+from functools import cache, lru_cache
 from typing import Any, Self
+
+from pydantic import StrictBool, TypeAdapter, ValidationError
 
 from picbench.engines.algorithms import Algorithm, check_served, parse, temperatures
 from picbench.engines.chunk_cache.tiers.notation import parse_tiers
-from picbench.engines.config import BLOCK_SIZE, CHOICES, DEFAULT_TIERS, ChunkSettings
+from picbench.engines.config import BLOCK_SIZE, DEFAULT_TIERS, ChunkSettings, Id
 from picbench.engines.planning.policy import LayoutConfig
 from picbench.engines.vllm.marks import DocumentMarks
 from picbench.engines.vllm.parts import read_kinds
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, first_refusal
 
 #: The key of the settings in `additional_config`.
 KEY = "pic"
@@ -61,14 +61,14 @@ class PicSettings(ChunkSettings):
     default tiers.
     """
 
-    pad_token: int = 0
-    bos_token: int | None = None
-    link_tokens: Sequence[int] = ()
-    positions: int | None = None
-    marks: bool | Sequence[str] | None = None
+    pad_token: Id = 0
+    bos_token: Id | None = None
+    link_tokens: Sequence[Id] = ()
+    positions: Id | None = None
+    marks: Any = None
     parts: Sequence[str] = ("documents",)
-    usage: bool = False
-    salts: bool | None = None
+    usage: StrictBool = False
+    salts: StrictBool | None = None
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":
@@ -123,34 +123,20 @@ class PicSettings(ChunkSettings):
 
     def check(self) -> None:
         """Raise ConfigError for a wrong algorithm, tier, or word, and for values of other types."""
-        for name, right, what in self._kinds():
-            if not right:
-                raise ConfigError(f"`{name}` is {getattr(self, name)!r}", hint=f"use {what}")
+        DocumentMarks.of(self.marks)
+        read_kinds(self.parts)
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        try:
+            _schema().validate_python(given)
+        except ValidationError as error:
+            first = first_refusal(error, lower=True)
+            name = str(first.path[0])
+            raise ConfigError(f"`{name}` is {given[name]!r}: {first.message}") from error
         check_served(parse(self.algorithm))
         if self.keys_without_rope and self.temperatures_served:
             hint = "leave `keys_without_rope` or the temperature out"
             raise ConfigError("`keys_without_rope` has no temperatures", hint=hint)
         parse_tiers(self.tiers or "")
-        DocumentMarks.of(self.marks)
-        read_kinds(self.parts)
-
-    def _kinds(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield (field, whether its value is possible, what is); JSON gives values of any type."""
-        positions, anchors = self.positions, self.anchors
-        texts = isinstance(anchors, Mapping) and all(map(_are_ids, anchors.values()))
-        yield "algorithm", isinstance(self.algorithm, str), "a name, such as mepic"
-        yield "tiers", isinstance(self.tiers, str | None), "text, such as host:4GiB"
-        yield "pad_token", _is_id(self.pad_token), "a token id"
-        yield "bos_token", self.bos_token is None or _is_id(self.bos_token), "a token id"
-        yield "link_tokens", _are_ids(self.link_tokens), "a list of token ids"
-        yield "keys_without_rope", isinstance(self.keys_without_rope, bool), "true or false"
-        yield "usage", isinstance(self.usage, bool), "true or false"
-        yield "salts", self.salts in (None, False, True), "true, false or null"
-        yield "anchors", texts, "token ids by name"
-        yield "temperatures", _are_temperatures(self.temperatures), "a list of numbers above 0"
-        yield "positions", positions is None or _is_id(positions), "a number of positions"
-        for name, words in CHOICES.items():
-            yield name, getattr(self, name) in words, " or ".join(words)
 
     @property
     def middleware(self) -> tuple[str, ...]:
@@ -188,23 +174,15 @@ class PicSettings(ChunkSettings):
         return layout
 
 
+@cache
+def _schema() -> TypeAdapter[PicSettings]:
+    return TypeAdapter(PicSettings)
+
+
 @lru_cache
 def _served(algorithm: str, others: tuple[float, ...]) -> tuple[float, ...]:
     # Parsing takes milliseconds, and this is asked for each request.
     return tuple(sorted({*temperatures([parse(algorithm)]), *others} - {1.0}))
-
-
-def _are_temperatures(values: Any) -> bool:
-    numbers = isinstance(values, list | tuple) and all(isinstance(v, int | float) for v in values)
-    return numbers and all(0 < value < inf for value in values)
-
-
-def _is_id(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 0
-
-
-def _are_ids(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(map(_is_id, values))
 
 
 def engine_arguments(

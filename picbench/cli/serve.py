@@ -106,10 +106,13 @@ def serve(
     help="A server, and the endpoint and replay_endpoint of its KV events; once for each server.",
 )
 @click.option("--indexer", default="http://localhost:8090", help="Where the indexer answers.")
+@click.option("--host", default="127.0.0.1", help="The router's own address; all: 0.0.0.0.")
 @click.option("--port", default=8080, type=click.IntRange(1, 65535), help="The router's own port.")
 @_MARKS
 @_PARTS
-def route(*, servers: Any, indexer: str, port: int, marks: str | None, parts: str | None) -> None:
+def route(
+    *, servers: Any, indexer: str, host: str, port: int, marks: str | None, parts: str | None
+) -> None:
     """Pass each request on to the server that has most of its chunks in its cache.
 
     Servers have the same model, and publish KV events. Give --marks and --parts as they have them.
@@ -125,7 +128,7 @@ def route(*, servers: Any, indexer: str, port: int, marks: str | None, parts: st
     reader = PartReader(found, read_kinds((parts or "documents").split(",")))
     fleet = [RoutedServer(url.rstrip("/"), *events) for url, *events in servers]
     app = Router(fleet, indexer, reader).app()
-    uvicorn.run(app, host="0.0.0.0", port=port, server_header=False, date_header=False)
+    uvicorn.run(app, host=host, port=port, server_header=False, date_header=False)
 
 
 def _check_spelling(flags: Sequence[str]) -> None:

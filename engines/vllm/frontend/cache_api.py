@@ -7,14 +7,14 @@ which knows all chunks, so that any API server may answer.
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from hmac import compare_digest
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
@@ -29,10 +29,11 @@ from picbench.engines.config import secret
 from picbench.engines.vllm.frontend.document_parts import refusal
 from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs
 from picbench.engines.vllm.settings import PicSettings
-from picbench.errors import ConfigError, closest
+from picbench.errors import ConfigError, first_refusal
 
 #: Limits: chunks of a request, bytes of its body, characters of an id or a salt.
 _CHUNKS, _BYTES, _CHARACTERS = 256, 32 << 20, 200
+_Name = Annotated[str, Field(min_length=1, max_length=_CHARACTERS)]
 
 #: Seconds after which tiers that have not answered count as failed.
 _ERASE_S = 15.0
@@ -63,8 +64,23 @@ def _salt_of(scope: Scope) -> str:
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-#: Fields of a request to warm chunks, and what their values are.
-_FIELDS = {"chunks": list, "document": str, "pin": bool, "salt": str, "algorithm": str}
+class _Chunk(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: str = ""
+    tokens: list[int] = []
+
+
+class WarmRequest(BaseModel):
+    """A request to warm chunks."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    chunks: list[_Chunk] = Field(min_length=1, max_length=_CHUNKS)
+    document: _Name | None = None
+    pin: bool = False
+    salt: _Name | None = None
+    algorithm: _Name | None = None
 
 
 class CacheMiddleware:
@@ -98,9 +114,9 @@ class CacheMiddleware:
             if (request.method, path) == ("GET", "/pic/chunks"):
                 return JSONResponse(await engine.engine_core.call_utility_async("pic_cache"))
             if (request.method, path) == ("POST", "/pic/chunks"):
-                return JSONResponse(await _warm(engine, _read(await _body(request))))
+                return JSONResponse(await _warm(engine, await _read(request)))
             if request.method == "DELETE" and path.startswith(_DOCUMENTS):
-                return await _erase(engine, _named("id", path.removeprefix(_DOCUMENTS)))
+                return await _erase(engine, path.removeprefix(_DOCUMENTS))
         except (ConfigError, VLLMValidationError) as error:
             return refusal(str(error))
         except GenerationError as error:
@@ -109,6 +125,8 @@ class CacheMiddleware:
 
 
 async def _erase(engine: Any, document: str) -> JSONResponse:
+    if not 0 < len(document) <= _CHARACTERS:
+        raise ConfigError(f"the id has {len(document)} characters, not 1 to {_CHARACTERS}")
     asked = engine.engine_core.call_utility_async("pic_cache", document)
     try:
         done = await asyncio.wait_for(asked, _ERASE_S)
@@ -120,17 +138,17 @@ async def _erase(engine: Any, document: str) -> JSONResponse:
     return JSONResponse({"document": document, "chunks": done["chunks"]})
 
 
-async def _warm(engine: Any, given: dict[str, Any]) -> dict[str, Any]:
+async def _warm(engine: Any, given: WarmRequest) -> dict[str, Any]:
     """Compile or fetch chunks, each by a request of its own."""
     config = engine.vllm_config
     settings = PicSettings.given(config.additional_config) or PicSettings()
-    algorithm = of_chunks(parse(given.get("algorithm") or settings.algorithm)).spec
+    algorithm = of_chunks(parse(given.algorithm or settings.algorithm)).spec
     tokenizer = inside_prompt(cached_tokenizer_from_config(config.model_config))
-    vocabulary, salt = config.model_config.get_vocab_size(), given.get("salt")
+    vocabulary, salt = config.model_config.get_vocab_size(), given.salt
 
     async def warm(tokens: Sequence[int]) -> dict[str, Any]:
-        spans, names = ((0, len(tokens)),), (given.get("document"),)
-        args = RequestArgs(spans, algorithm, usage=True, names=names, pin=given.get("pin", False))
+        spans, names = ((0, len(tokens)),), (given.document,)
+        args = RequestArgs(spans, algorithm, usage=True, names=names, pin=given.pin)
         params = SamplingParams(max_tokens=1, temperature=0, extra_args={ARGS: args})
         # Some text must follow.
         prompt = {"prompt_token_ids": [*tokens, 0]} | ({"cache_salt": salt} if salt else {})
@@ -140,54 +158,28 @@ async def _warm(engine: Any, given: dict[str, Any]) -> dict[str, Any]:
         state = report["chunks"][0]["state"]
         return {"state": state, "tokens": len(tokens), "pinned": report.get("pinned", False)}
 
-    texts = [_tokens(n, chunk, tokenizer, vocabulary) for n, chunk in enumerate(given["chunks"])]
+    texts = [_tokens(n, chunk, tokenizer, vocabulary) for n, chunk in enumerate(given.chunks)]
     return {"chunks": await asyncio.gather(*map(warm, texts))}
 
 
-async def _body(request: Request) -> Any:
+async def _read(request: Request) -> WarmRequest:
+    """The checked body of a request to warm chunks. Raises ConfigError."""
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > _BYTES:
             raise ConfigError(f"the body has more than {_BYTES >> 20} MiB")
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the body is no JSON: {error}") from error
+        return WarmRequest.model_validate_json(body)
+    except ValidationError as error:
+        hint = 'send {"chunks": [{"text": "..."}]}'
+        raise ConfigError(str(first_refusal(error)), hint=hint) from error
 
 
-def _read(given: Any) -> dict[str, Any]:
-    """The checked fields of a request to warm chunks. Raises ConfigError."""
-    if not isinstance(given, dict) or not given.get("chunks"):
-        raise ConfigError("`chunks` is missing", hint='send {"chunks": [{"text": "..."}]}')
-    for name, value in given.items():
-        if name not in _FIELDS:
-            raise ConfigError(f"{name!r} is no field", hint=closest(name, _FIELDS))
-        if not isinstance(value, _FIELDS[name]):
-            raise ConfigError(f"`{name}` is no {_FIELDS[name].__name__}")
-        if isinstance(value, str):
-            _named(name, value)
-    if len(given["chunks"]) > _CHUNKS:
-        raise ConfigError(f"{len(given['chunks'])} chunks", hint=f"send at most {_CHUNKS}")
-    return given
-
-
-def _named(name: str, value: str) -> str:
-    if not 0 < len(value) <= _CHARACTERS:
-        raise ConfigError(f"`{name}` has {len(value)} characters, not 1 to {_CHARACTERS}")
-    return value
-
-
-def _tokens(number: int, chunk: Any, tokenizer: Any, vocabulary: int) -> list[int]:
+def _tokens(number: int, chunk: _Chunk, tokenizer: Any, vocabulary: int) -> Sequence[int]:
     """The tokens of a chunk, given as ids or as text, which is tokenized as between marks."""
-    match chunk:
-        case {"text": str(text), **others} if text and not others:
-            found = list(tokenizer.encode(text, add_special_tokens=False))
-        case {"tokens": [*ids], **others} if not others and all(type(i) is int for i in ids):
-            found = ids
-        case _:
-            found = []
-    if not found or not 0 <= min(found) <= max(found) < vocabulary:
+    found: list[int] = chunk.tokens or tokenizer.encode(chunk.text, add_special_tokens=False)
+    if (chunk.text and chunk.tokens) or not found or not 0 <= min(found) <= max(found) < vocabulary:
         hint = 'give a "text", or "tokens" of the vocabulary'
         raise ConfigError(f"chunks[{number}] has no text and no tokens", hint=hint)
     return found

@@ -1,6 +1,7 @@
 """The tier client of a worker: moves chunk KV between its pool and the tiers."""
 
 import hashlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ from picbench.engines.vllm.transfer.copies import PlainCopies
 from picbench.engines.vllm.transfer.pool_rows import PoolRows
 from picbench.engines.vllm.transfer.step_clock import StepClock, StreamTimer, WallTimer
 from picbench.engines.vllm.transfer.stream_copies import StreamCopies, Streams
+
+_LOG = logging.getLogger(__name__)
 
 #: Seconds that an idle step waits for transfers instead of spinning.
 _WAIT = 0.001
@@ -97,6 +100,8 @@ class TierClient:
     def set_namespace(self, namespace: bytes) -> None:
         """Set what the KV of this worker depends on besides its tokens."""
         self._namespace = namespace + self._pool.layout
+        if self.has_tiers:
+            _LOG.info("chunks are in tiers under the namespace %s", self._name(b"").hex()[:16])
 
     @property
     def counters(self) -> dict[str, Counters]:

@@ -142,19 +142,20 @@ def test_what_a_prompt_names_is_erased(pair):
 
 
 WRONG: list[tuple[Any, str]] = [
-    ([], "`chunks` is missing"),
-    ({"chunks": []}, "`chunks` is missing"),
-    ({"chunks": "text"}, "`chunks` is no list"),
-    ({"chunks": [{"text": "a"}] * 257}, "257 chunks (send at most 256)"),
+    ([], "Input should be an object (send "),
+    ({}, "chunks: Field required (send "),
+    ({"chunks": []}, "chunks: List should have at least 1 item"),
+    ({"chunks": "text"}, "chunks: Input should be a valid array"),
+    ({"chunks": [{"text": "a"}] * 257}, "chunks: List should have at most 256 items"),
     ({"chunks": [{"text": ""}]}, "chunks[0] has no text and no tokens"),
     ({"chunks": [{"text": "a", "tokens": [1]}]}, "chunks[0] has no text and no tokens"),
     ({"chunks": [{"tokens": [5, -1]}]}, "chunks[0] has no text and no tokens"),
     ({"chunks": [{"tokens": [5, 1 << 40]}]}, "chunks[0] has no text and no tokens"),
-    ({"chunks": [{"tokens": [True]}]}, "chunks[0] has no text and no tokens"),
-    ({"chunks": [{"text": "a"}], "documents": "a"}, "'documents' is no field"),
-    ({"chunks": [{"text": "a"}], "document": 5}, "`document` is no str"),
-    ({"chunks": [{"text": "a"}], "document": "a" * 201}, "`document` has 201 characters"),
-    ({"chunks": [{"text": "a"}], "pin": 1}, "`pin` is no bool"),
+    ({"chunks": [{"tokens": [True]}]}, "chunks.0.tokens.0: Input should be a valid integer"),
+    ({"chunks": [{"text": "a"}], "documents": "a"}, "documents: Extra inputs are not permitted"),
+    ({"chunks": [{"text": "a"}], "document": 5}, "document: Input should be a valid string"),
+    ({"chunks": [{"text": "a"}], "document": "a" * 201}, "document: String should have at most"),
+    ({"chunks": [{"text": "a"}], "pin": 1}, "pin: Input should be a valid boolean"),
     ({"chunks": [{"text": "a"}], "algorithm": "mepik"}, "did you mean 'mepic'"),
     ({"chunks": [{"tokens": [5] * 600}]}, "512"),
 ]
@@ -169,7 +170,7 @@ def test_what_is_wrong_gets_400_and_a_reason(pair, body, reason):
 
 def test_bodies_that_are_no_json_or_too_large_get_400(pair):
     headers = {"Authorization": f"Bearer {KEY}"}
-    for content, reason in ((b"{", "is no JSON"), (b" " * (33 << 20), "more than 32 MiB")):
+    for content, reason in ((b"{", "Invalid JSON"), (b" " * (33 << 20), "more than 32 MiB")):
         answer = pair.one.client.post(CHUNKS, content=content, headers=headers)
         assert answer.status_code == 400, answer.text
         assert reason in answer.json()["error"]["message"]

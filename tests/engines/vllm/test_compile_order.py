@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from chunk_bench import config
 
-from picbench.engines.config import CHOICES
+from picbench.engines.config import CompileOrder
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Text
 
@@ -18,7 +18,7 @@ BLOCKS = 60
 def engines(llama: Path) -> Iterator[dict[str, Engine]]:
     started: dict[str, Engine] = {}
     try:
-        for order in CHOICES["compile_order"]:
+        for order in get_args(CompileOrder):
             settings = config(llama, compile_order=order, kv_blocks=BLOCKS, batch_tokens=64)
             started[order] = Engine(settings)
         yield started

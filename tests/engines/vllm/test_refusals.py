@@ -100,7 +100,7 @@ def config(**changes: Any) -> Any:
         ({"use_mla": True}, "MLA"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"runner_type": "pooling"}, "pooling"),
-        ({"quantization": "fp8"}, "fp8 weights are refused"),
+        ({"quantization": "fp8"}, "fp8 weights: they were not checked"),
         ({"speculative_config": object()}, "speculative"),
         ({"decode_context_parallel_size": 2}, "decode context"),
         ({"prefill_context_parallel_size": 2}, "prefill context"),
@@ -217,7 +217,7 @@ class TestStart:
             "dtype": "bfloat16",
         }
         (tmp_path / "config.json").write_text(json.dumps(quantised))
-        with pytest.raises(ConfigError, match=f"{method}.* weights are refused"):
+        with pytest.raises(ConfigError, match=f"{method}.* weights: they were not checked"):
             Engine(EngineConfig(model=str(tmp_path), dtype="bfloat16", kv_blocks=64, context=256))
 
     @staticmethod

@@ -286,3 +286,33 @@ def test_hits_count_more_than_load_up_to_a_point(
     from collections import Counter
 
     assert router(*servers)._order(Counter(hits))[0] == first
+
+
+def test_an_answer_that_breaks_off_before_it_began_is_502() -> None:
+    """In the form of vLLM's own errors; a server that refuses connections is passed over."""
+
+    async def ask(port: int) -> httpx.Response:
+        found = router(RoutedServer(f"http://127.0.0.1:{port}", "", "", up=True))
+        found.indexed = False
+        transport = httpx.ASGITransport(found)
+        async with (
+            httpx.AsyncClient() as found._client,
+            httpx.AsyncClient(transport=transport, base_url="http://router") as client,
+        ):
+            return await client.get("/v1/models")
+
+    async def breaking() -> list[httpx.Response]:
+        async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readline()
+            writer.close()
+
+        async with await asyncio.start_server(leave, "127.0.0.1", 0) as broken:
+            return [await ask(broken.sockets[0].getsockname()[1]), await ask(1)]
+
+    broken, refused = asyncio.run(breaking())
+    assert (broken.status_code, refused.status_code) == (502, 503)
+    assert broken.json()["error"] == {
+        **{"message": "the server broke off", "type": "BadGatewayError"},
+        **{"code": 502, "param": None},
+    }
+    assert refused.json()["error"]["message"] == "no server is up"
