@@ -9,13 +9,40 @@ from errno import EDQUOT, EINVAL, ENOLCK, ENOSPC, ENOTDIR, ENOTSUP
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from pydantic_core import from_json
+from pydantic_core import ValidationError, from_json
+
+from picbench.errors import ConfigError, first_refusal
 
 #: The numbers of errors that say that a disk is full: with room, the same can be written.
 FULL_DISK = frozenset({ENOSPC, EDQUOT})
 
 #: The file in a folder that is held, and what the name of one beside a file ends with.
 LOCK = ".lock"
+
+
+@contextmanager
+def reading(
+    where: str, *, missing: str = "", wrong: str = "", kind: type[ConfigError] = ConfigError
+) -> Iterator[None]:
+    """Have errors of what is read and checked inside begin with `where`; all become ConfigErrors.
+
+    Their hints are `missing` for a file that cannot be read, `wrong` for what is in it, and their
+    own.
+    """
+    import yaml
+
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
+    except OSError as error:
+        raise kind(f"{where}: {error.strerror}", hint=missing) from error
+    except ValidationError as error:
+        raise kind(f"{where}: {first_refusal(error, lower=True)}", hint=wrong) from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        said, mark = str(error), getattr(error, "problem_mark", None)
+        said = f"line {mark.line + 1}: {error.problem}" if mark else said  # type: ignore[union-attr]
+        raise kind(f"{where}: {said}", hint=wrong) from error
 
 
 def write_whole(path: Path, content: bytes) -> None:

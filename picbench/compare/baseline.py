@@ -15,7 +15,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     field_serializer,
     field_validator,
 )
@@ -28,8 +27,8 @@ from picbench.compare.comparison import (
     conditions_of,
     scored_conditions,
 )
-from picbench.errors import ConfigError, IncomparableRuns, InvalidRun, closest, first_refusal
-from picbench.files import write_whole
+from picbench.errors import ConfigError, IncomparableRuns, InvalidRun, closest
+from picbench.files import reading, write_whole
 from picbench.store.reader import Run
 from picbench.store.summary import BASELINE
 from picbench.tables.metrics import METRICS, SCORE, Pairing, metrics_paired
@@ -344,27 +343,20 @@ def read_baseline(name: str) -> Baseline:
     path = baseline_path(name)
     if not path.exists() and Path(name).is_file():
         path = Path(name)
-    try:
+    names = [found for found, _ in list_baselines()]
+    hint = closest(name, names) if names else "picbench baseline save makes one"
+    with reading(f"`baseline` {path}", missing=hint, wrong="save it again"):
         text = path.read_text(encoding="utf-8-sig")
         is_json = path.suffix == ".json"
         values = json.loads(text) if is_json else yaml.load(text, Loader=_LOADER)
-    except OSError as error:
-        names = [found for found, _ in list_baselines()]
-        hint = closest(name, names) if names else "picbench baseline save makes one"
-        raise ConfigError(f"`baseline` {path}: {error.strerror}", hint=hint) from error
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"`baseline` {path}: {error}", hint="save it again") from error
     schema = values.get("baseline") if isinstance(values, dict) else None
     if schema is None:
         raise ConfigError(f"`baseline` {path}: is no baseline", hint="save one from a run")
     if schema != SCHEMA:
         message = f"{path} has schema {schema}, this version reads {SCHEMA}"
         raise InvalidRun(message, hint="save it again")
-    try:
+    with reading(f"`baseline` {path}", wrong="see docs/ci.md"):
         return Baseline.model_validate(values)
-    except ValidationError as error:
-        message = f"`baseline` {path}: {first_refusal(error)}"
-        raise ConfigError(message, hint="see docs/ci.md") from error
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:

@@ -14,14 +14,14 @@ from typing import Annotated, Any, TextIO, get_args
 
 import pandas as pd
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from picbench.engines.chunk_cache.tiers.notation import without_credentials
 from picbench.engines.footprint import GpuFootprint
 from picbench.engines.model_config import read_model_config
-from picbench.errors import ConfigError, PicBenchError, closest, first_refusal
+from picbench.errors import ConfigError, PicBenchError, closest
 from picbench.figures.run import write_run_files
-from picbench.files import write_json, write_whole
+from picbench.files import reading, write_json, write_whole
 from picbench.run.arm import all_arms
 from picbench.run.job import Job, prepare
 from picbench.run.result import arms_of, headline, print_all
@@ -107,7 +107,7 @@ class _OnceLoader(yaml.SafeLoader):
 def read_sweep(path: Path) -> SweepFile:
     """Read a file, whose name is the sweep's if it has none. Raises ConfigError with the place."""
     example = "a sweep has base: {dataset: musique} and grid: {algo: [mepic, naive]}"
-    try:
+    with reading(str(path), missing="name a YAML file", wrong=example):
         found = yaml.load(path.read_text(encoding="utf-8"), Loader=_OnceLoader)
         if not isinstance(found, dict):
             raise ConfigError("no mapping", hint=example)
@@ -115,17 +115,6 @@ def read_sweep(path: Path) -> SweepFile:
             hint = closest(str(name), SweepFile.model_fields)
             raise ConfigError(f"{name}: no such field", hint=hint)
         sweep = SweepFile.model_validate(found)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="name a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = str(error)
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-            said = f"line {error.problem_mark.line + 1}: {error.problem}"
-        raise ConfigError(f"{path}: {said}", hint="it must be YAML") from error
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {first_refusal(error, lower=True)}", hint=example) from error
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
     return sweep if sweep.name else sweep.model_copy(update={"name": path.stem})
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from picbench.errors import ConfigError, DataError, InvalidRun, first_refusal
-from picbench.files import write_json
+from picbench.errors import ConfigError, DataError, InvalidRun
+from picbench.files import reading, write_json
 from picbench.papers.settings import BASE, TESTBED
 from picbench.store.reader import HELD, Run
 from picbench.tables.table import Column, Shown, Table, Value
@@ -95,11 +95,8 @@ class StoredPoint:
 
 def read_kept(kind: type[Kept], path: Path) -> Kept:
     """Read a file of what was measured of a paper. Raises DataError for another one."""
-    try:
+    with reading(f"{path}: not what was measured of a paper", kind=DataError):
         return TypeAdapter(kind).validate_json(path.read_bytes())
-    except ValidationError as error:
-        what = f"not what was measured of a paper: {first_refusal(error)}"
-        raise DataError(f"{path}: {what}") from error
 
 
 @dataclass(frozen=True, slots=True)

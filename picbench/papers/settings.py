@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from picbench.errors import ConfigError, check_range, closest, first_refusal
+from picbench.errors import ConfigError, check_range, closest
+from picbench.files import reading
 from picbench.settings import PART, Folder, SettingsModel, Share, setting
 
 # Help of `picbench reproduce` is made of a class below, and must not wait for numpy.
@@ -306,17 +307,10 @@ def read_settings(paper: str, path: Path | None = None) -> Settings:
 
 def read_yaml(kind: type[Content], path: Path, field: str = "settings") -> Content:
     """What a file says; ConfigError for one that cannot be read or has mistakes."""
-    where = f"`{field}` {path}"
-    try:
+    with reading(f"`{field}` {path}", missing=f"`{field}=FILE`", wrong="it must be YAML"):
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        check_range(f"{field}={path}", found)
+        check_range("it", found)
         return kind.model_validate(found)
-    except OSError as error:
-        raise ConfigError(f"{where}: {error.strerror}", hint=f"`{field}=FILE`") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{where}: {error}", hint="it must be YAML") from error
-    except ValidationError as error:
-        raise ConfigError(f"{where}: {first_refusal(error, lower=True)}") from error
 
 
 def presets() -> Mapping[str, Mapping[str, Any]]:

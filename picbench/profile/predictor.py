@@ -17,13 +17,13 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.engines.algorithms.auto import Auto
 from picbench.engines.costs import RequestSize
-from picbench.errors import ConfigError, first_refusal
-from picbench.files import write_json
+from picbench.errors import ConfigError
+from picbench.files import reading, write_json
 from picbench.profile.costs import (
     CellSpread,
     InterpolationError,
@@ -225,20 +225,11 @@ class MeasuredGrid:
 
 def read_measured(path: Path, kind: type[T], schema: int, name: str, hint: str) -> T:
     """Read a JSON file of a schema. Raises ConfigError that begins with `name` for another file."""
-    try:
+    with reading(name, missing=hint, wrong=hint):
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict) or found.pop("schema", None) != schema:
             raise ValueError(f"not of schema {schema}")
         return TypeAdapter(kind).validate_python(found)
-    except OSError as error:
-        reason = str(error.strerror)
-    except json.JSONDecodeError as error:
-        reason = f"it must be JSON: {error}"
-    except ValidationError as error:
-        reason = str(first_refusal(error))
-    except ValueError as error:
-        reason = str(error)
-    raise ConfigError(f"{name}: {reason}", hint=hint)
 
 
 def read_grid(path: Path, field: str = "grid") -> MeasuredGrid:

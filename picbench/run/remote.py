@@ -22,7 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from picbench.engines import algorithms
 from picbench.engines.request import Request
 from picbench.engines.vllm.frontend.request_args import flat_args
-from picbench.errors import ConfigError, EngineError, first_refusal
+from picbench.errors import ConfigError, EngineError
+from picbench.files import reading
 from picbench.run.server import Arrivals
 from picbench.store.records import Failure, GroupResult, ServedReply, ServerCounts
 from picbench.workloads.prompts.tokens import Tokenizer, start_tokens
@@ -259,12 +260,8 @@ def parse_endpoints(values: Iterable[str], taken: Collection[str]) -> dict[str, 
         parts = dict(given)
         if len(parts) < len(given):
             raise ConfigError(f"`arm` {name}: an option is given twice", hint=form)
-        try:
+        with reading(f"`arm` {name}", wrong=form):
             found[name] = pydantic.TypeAdapter(Endpoint).validate_python(parts)
-        except pydantic.ValidationError as error:
-            raise ConfigError(f"`arm` {name}: {first_refusal(error)}", hint=form) from error
-        except ConfigError as error:  # Of an algorithm.
-            raise ConfigError(f"`arm` {name}: {error.message}", hint=error.hint) from error
     return found
 
 

@@ -7,13 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Self, TextIO
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 from rich.table import Table
 
 from picbench.engines.chunk_cache.tiers.notation import probe_tiers
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
-from picbench.errors import ConfigError, DataError, EngineError, first_refusal
+from picbench.errors import ConfigError, DataError, EngineError
+from picbench.files import reading
 from picbench.run.workload import reply_tokens
 from picbench.settings import TrafficConfig, WarmConfig, parse_settings
 from picbench.store.provenance import quiet_engine
@@ -147,11 +148,8 @@ def read_chunks(path: Path) -> list[Chunk]:
     form = 'one {"text": "..."} or {"tokens": [...]} a line'
     chunks = []
     for record in file_records(path):
-        try:
+        with reading(str(record.source), wrong=form, kind=DataError):
             found = _Line.model_validate(record.values())
-        except ValidationError as error:
-            what = f"{record.source}: {first_refusal(error, lower=True)}"
-            raise DataError(what, hint=form) from error
         chunks.append(Chunk(found.text, found.tokens, document=found.document))
     if not chunks:
         raise DataError(f"{path}: no chunks", hint=form)
