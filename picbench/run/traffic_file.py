@@ -148,8 +148,9 @@ def read_chunks(path: Path) -> list[Chunk]:
     form = 'one {"text": "..."} or {"tokens": [...]} a line'
     chunks = []
     for record in file_records(path):
+        values = record.values()
         with reading(str(record.source), wrong=form, kind=DataError):
-            found = _Line.model_validate(record.values())
+            found = _Line.model_validate(values)
         chunks.append(Chunk(found.text, found.tokens, document=found.document))
     if not chunks:
         raise DataError(f"{path}: no chunks", hint=form)

@@ -26,6 +26,11 @@ _MORE_BLOCKS = (
     "--kv-cache-memory-bytes or --gpu-memory-utilization"
 )
 
+#: What limits count, and how a prompt gets by with fewer positions.
+_SLOTS, _ALL_SLOTS = "KV slots with pads", "KV slots with pads, linked and generated tokens"
+_POSITIONS = "positions with pads and generated tokens"
+_FEWER = "send fewer chunks, or use pad=masked"
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -67,39 +72,26 @@ class Limits:
                 "the algorithm compares KV at the second layer, and the model has one layer",
                 hint="use a model with more layers, or cacheblend:select=first",
             )
-        slots = footprint.slots + max_tokens
+        slots, end = footprint.slots + max_tokens, footprint.end + max_tokens
         need = -(-slots // self.block_size) + footprint.spare
         if need > self.blocks:
             raise ConfigError(
                 f"the request needs {need} KV blocks, the pool has {self.blocks}",
                 hint=self.more_blocks,
             )
-        if slots > self.capacity:
-            raise ConfigError(
-                f"the prompt needs {slots} KV slots with pads, linked and generated tokens; "
-                f"the engine has room for {self.capacity} a request",
-                hint="raise `context` (vLLM: max_model_len), or send fewer chunks",
-            )
-        if footprint.compile_end > self.positions:
-            raise ConfigError(
-                f"a chunk and the text that it is compiled after have {footprint.compile_end} "
-                f"tokens; the context has {self.positions}",
-                hint="raise `context` (vLLM: max_model_len), or use a shorter anchor or document",
-            )
-        # It samples a token, which is dropped; vLLM does not end requests without room for one.
-        compiled = footprint.compile_slots + 1
-        if compiled > self.capacity:
-            raise ConfigError(
-                f"a chunk and the text that it is compiled after need {compiled} KV slots with "
-                f"pads; the engine has room for {self.capacity} a request",
-                hint="raise `context` (vLLM: max_model_len), or use a shorter anchor or document",
-            )
-        if footprint.end + max_tokens > self.positions:
-            raise ConfigError(
-                f"the prompt needs {footprint.end + max_tokens} positions with pads and generated "
-                f"tokens; the context has {self.positions}",
-                hint="raise `context` (vLLM: max_model_len), send fewer chunks, or use pad=masked",
-            )
+        room, context = "the engine has room for {} a request", "the context has {}"
+        compiled = "a chunk and the text that it is compiled after"
+        shorter = "or use a shorter anchor or document"
+        for does, needed, units, most, has, hint in (
+            ("the prompt needs", slots, _ALL_SLOTS, self.capacity, room, "or send fewer chunks"),
+            (f"{compiled} have", footprint.compile_end, "tokens", self.positions, context, shorter),
+            # A compile samples a token, which is dropped; vLLM ends no request without room for it.
+            (f"{compiled} need", footprint.compile_slots + 1, _SLOTS, self.capacity, room, shorter),
+            ("the prompt needs", end, _POSITIONS, self.positions, context, _FEWER),
+        ):
+            if needed > most:
+                what = f"{does} {needed} {units}; {has.format(most)}"
+                raise ConfigError(what, hint=f"raise `context` (vLLM: max_model_len), {hint}")
         return need
 
     def room(self, footprint: Footprint) -> int:

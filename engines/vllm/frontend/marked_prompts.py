@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from picbench.dummy_prefix import inside_prompt
-from picbench.engines.vllm.compat import check_signature
+from picbench.engines.vllm.compat import check_signature, extend
 from picbench.engines.vllm.frontend.patches import RequestError
 from picbench.engines.vllm.frontend.request_args import ARGS
 from picbench.engines.vllm.marks import DocumentMarks, TextSpan
@@ -125,8 +125,6 @@ def read_marks(renderer: Any, marks: DocumentMarks) -> None:
     check_signature(renderer._tokenize_prompt, "prompt, params")
     check_signature(renderer._wants_offsets, "prompt, params")
     check_signature(renderer._build_tokens_prompt, "token_ids, prompt, offset_mapping")
-    check_signature(renderer._process_tokens, "prompt, skip_mm_cache")
-    check_signature(renderer._process_tokens_async, "prompt, skip_mm_cache")
     # The renderer's own is a pool of copies, which a changed part would not reach.
     inside = copy(inside_prompt(cached_tokenizer_from_config(config)))
     maybe_make_thread_pool(inside, config.renderer_num_workers + 1)
@@ -135,20 +133,16 @@ def read_marks(renderer: Any, marks: DocumentMarks) -> None:
     changed: Any = renderer
     changed._tokenize_prompt = marked
     changed._tokenize_prompt_async = make_async(marked, executor=renderer._executor)
-    changed._process_tokens, changed._process_tokens_async = _keeping(renderer)
+    extend(renderer, "_process_tokens", "prompt, skip_mm_cache", _keep)
+    extend(renderer, "_process_tokens_async", "prompt, skip_mm_cache", _keep_async)
 
 
-def _keeping(renderer: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A renderer's `_process_tokens` and `_process_tokens_async`, which keep chunks."""
-    here, there = renderer._process_tokens, renderer._process_tokens_async
+def _keep(upstream: Any, prompt: Any, **kwargs: Any) -> Any:
+    return upstream(prompt, **kwargs) | ({ARGS: prompt[ARGS]} if ARGS in prompt else {})
 
-    def process_tokens(prompt: Any, **kwargs: Any) -> Any:
-        return here(prompt, **kwargs) | ({ARGS: prompt[ARGS]} if ARGS in prompt else {})
 
-    async def process_tokens_async(prompt: Any, **kwargs: Any) -> Any:
-        return await there(prompt, **kwargs) | ({ARGS: prompt[ARGS]} if ARGS in prompt else {})
-
-    return process_tokens, process_tokens_async
+async def _keep_async(upstream: Any, prompt: Any, **kwargs: Any) -> Any:
+    return await upstream(prompt, **kwargs) | ({ARGS: prompt[ARGS]} if ARGS in prompt else {})
 
 
 def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:

@@ -4,16 +4,19 @@ An exception in the scheduler ends the engine, so requests are checked before th
 engine core. Prompts have marks of documents, and servers tell clients why a request failed.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from prometheus_client import Gauge
 from vllm.exceptions import GenerationError, RetryableRequestError, VLLMValidationError
 
+from picbench.engines.algorithms import Registry
 from picbench.engines.vllm.compat import extend
 from picbench.engines.vllm.device import cpu_shares
+from picbench.engines.vllm.frontend.cache_api import salted
+from picbench.engines.vllm.frontend.limits import check_request
 from picbench.engines.vllm.frontend.request_args import ARGS, add_marked
 from picbench.engines.vllm.frontend.usage import keep_usage, note_usage
 from picbench.engines.vllm.marks import DocumentMarks
@@ -39,7 +42,7 @@ def extend_frontend() -> None:
 
     tell_reasons()
     keep_usage()
-    extend(InputProcessor, "process_inputs", _OF_INPUTS, _guarded())
+    extend(InputProcessor, "process_inputs", _OF_INPUTS, partial(_checked, Registry()))
     extend(InputProcessor, "__init__", _OF_PROCESSOR, _init)
 
 
@@ -62,25 +65,18 @@ def _gauge(name: str) -> Gauge:
     return Gauge(name, "See cpu_shares in picbench.engines.vllm.device.", multiprocess_mode="max")
 
 
-def _guarded() -> Callable[..., Any]:
-    from picbench.engines.algorithms import Registry
-    from picbench.engines.vllm.frontend import limits
-    from picbench.engines.vllm.frontend.cache_api import salted
-
-    registry = Registry()
-
-    def checked(upstream: Any, self: Any, name: str, prompt: Any, *args: Any, **given: Any) -> Any:
-        request = upstream(self, name, prompt, *args, **given)
-        request.cache_salt = salted(request.cache_salt)
-        try:
-            if isinstance(prompt, dict) and ARGS in prompt:
-                add_marked(request, prompt[ARGS])
-            limits.check_request(self.vllm_config, request, registry, shorten=True)
-        except PicBenchError as error:
-            raise RequestError(error.message, hint=error.hint) from error
-        return request
-
-    return checked
+def _checked(
+    registry: Registry, upstream: Any, self: Any, name: str, prompt: Any, *args: Any, **given: Any
+) -> Any:
+    request = upstream(self, name, prompt, *args, **given)
+    request.cache_salt = salted(request.cache_salt)
+    try:
+        if isinstance(prompt, dict) and ARGS in prompt:
+            add_marked(request, prompt[ARGS])
+        check_request(self.vllm_config, request, registry, shorten=True)
+    except PicBenchError as error:
+        raise RequestError(error.message, hint=error.hint) from error
+    return request
 
 
 class RequestError(ConfigError, VLLMValidationError, ValueError):

@@ -7,7 +7,6 @@ that ask for `pic` are first completed (`picbench.engines.vllm.frontend.engine_a
 """
 
 import sys
-from collections.abc import Callable
 from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
@@ -51,34 +50,27 @@ def _extend(module: Any) -> None:
     read = getattr(getattr(kind, "from_cli_args", None), "__func__", None)
     if create is None or read is None or hasattr(create, "reads_pic"):
         return
-    kind.create_engine_config = _creating(create)
-    kind.from_cli_args = classmethod(_reading(read))
 
-
-def _creating(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(upstream)
+    @wraps(create)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _asks(self):
-            return upstream(self, *args, **kwargs)
-        from picbench.engines.vllm.frontend.engine_args import create
+            return create(self, *args, **kwargs)
+        from picbench.engines.vllm.frontend import engine_args
 
-        return create(upstream, self, *args, **kwargs)
+        return engine_args.create(create, self, *args, **kwargs)
 
-    create_engine_config.reads_pic = True  # type: ignore[attr-defined]
-    return create_engine_config
-
-
-def _reading(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(upstream)
+    @wraps(read)
     def from_cli_args(cls: Any, args: Any, *more: Any, **kwargs: Any) -> Any:
-        found = upstream(cls, args, *more, **kwargs)
+        found = read(cls, args, *more, **kwargs)
         if _asks(found):
-            from picbench.engines.vllm.frontend.engine_args import complete_command
+            from picbench.engines.vllm.frontend import engine_args
 
-            complete_command(found, args)
+            engine_args.complete_command(found, args)
         return found
 
-    return from_cli_args
+    create_engine_config.reads_pic = True  # type: ignore[attr-defined]
+    kind.create_engine_config = create_engine_config
+    kind.from_cli_args = classmethod(from_cli_args)
 
 
 def _asks(args: Any) -> bool:
