@@ -22,12 +22,17 @@ LOCK = ".lock"
 
 @contextmanager
 def reading(
-    where: str, *, missing: str = "", wrong: str = "", kind: type[ConfigError] = ConfigError
+    where: str,
+    *,
+    missing: str = "",
+    wrong: str = "",
+    kind: type[ConfigError] = ConfigError,
+    lower: bool = False,
 ) -> Iterator[None]:
     """Have errors of what is read and checked inside begin with `where`; all become ConfigErrors.
 
     Their hints are `missing` for a file that cannot be read, `wrong` for what is in it, and their
-    own.
+    own. `lower` is that of `first_refusal`.
     """
     import yaml
 
@@ -38,10 +43,12 @@ def reading(
     except OSError as error:
         raise kind(f"{where}: {error.strerror}", hint=missing) from error
     except ValidationError as error:
-        raise kind(f"{where}: {first_refusal(error, lower=True)}", hint=wrong) from error
+        raise kind(f"{where}: {first_refusal(error, lower=lower)}", hint=wrong) from error
+    except json.JSONDecodeError as error:
+        raise kind(f"{where}: it must be JSON: {error}", hint=wrong) from error
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        said, mark = str(error), getattr(error, "problem_mark", None)
-        said = f"line {mark.line + 1}: {error.problem}" if mark else said  # type: ignore[union-attr]
+        mark = getattr(error, "problem_mark", None)
+        said = f"line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else error
         raise kind(f"{where}: {said}", hint=wrong) from error
 
 

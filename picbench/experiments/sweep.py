@@ -107,7 +107,7 @@ class _OnceLoader(yaml.SafeLoader):
 def read_sweep(path: Path) -> SweepFile:
     """Read a file, whose name is the sweep's if it has none. Raises ConfigError with the place."""
     example = "a sweep has base: {dataset: musique} and grid: {algo: [mepic, naive]}"
-    with reading(str(path), missing="name a YAML file", wrong=example):
+    with reading(str(path), missing="name a YAML file", wrong=example, lower=True):
         found = yaml.load(path.read_text(encoding="utf-8"), Loader=_OnceLoader)
         if not isinstance(found, dict):
             raise ConfigError("no mapping", hint=example)

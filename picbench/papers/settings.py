@@ -307,7 +307,8 @@ def read_settings(paper: str, path: Path | None = None) -> Settings:
 
 def read_yaml(kind: type[Content], path: Path, field: str = "settings") -> Content:
     """What a file says; ConfigError for one that cannot be read or has mistakes."""
-    with reading(f"`{field}` {path}", missing=f"`{field}=FILE`", wrong="it must be YAML"):
+    form = "it must be YAML"
+    with reading(f"`{field}` {path}", missing=f"`{field}=FILE`", wrong=form, lower=True):
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
         check_range("it", found)
         return kind.model_validate(found)

@@ -149,7 +149,7 @@ def read_chunks(path: Path) -> list[Chunk]:
     chunks = []
     for record in file_records(path):
         values = record.values()
-        with reading(str(record.source), wrong=form, kind=DataError):
+        with reading(str(record.source), wrong=form, kind=DataError, lower=True):
             found = _Line.model_validate(values)
         chunks.append(Chunk(found.text, found.tokens, document=found.document))
     if not chunks:
