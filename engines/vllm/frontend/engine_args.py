@@ -59,7 +59,8 @@ def complete_command(args: Any, command: Any) -> None:
     """
     try:
         filled = complete(args)
-        refuse_passwords(PicSettings(**args.additional_config[KEY] or {}).tiers or "")
+        settings = PicSettings(**args.additional_config[KEY] or {})
+        refuse_passwords(settings.tiers or "")
     except PicBenchError as error:
         raise SystemExit(f"picbench: {_with_flags(str(error), args)}") from None
     if args.worker_cls == CPU_WORKER:
@@ -67,7 +68,6 @@ def complete_command(args: Any, command: Any) -> None:
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     if "worker_cls" in filled and hasattr(command, "enable_prompt_tokens_details"):
         command.enable_prompt_tokens_details = True
-        settings = PicSettings(**args.additional_config[KEY] or {})
         missing = (name for name in settings.middleware if name not in command.middleware)
         command.middleware = [*command.middleware, *missing]
 

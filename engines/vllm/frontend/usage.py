@@ -92,45 +92,40 @@ class UsageMiddleware:
         """Serve one request."""
         reports: Reports = {}
         _REPORTS.set(reports)
-        await self._app(scope, receive, _Answer(reports, send))
+        start: Message | None = None
+        body = b""
 
-
-class _Answer:
-    """The messages of one answer on their way to the client."""
-
-    def __init__(self, reports: Reports, send: Send) -> None:
-        self._reports = reports
-        self._send = send
-        self._start: Message | None = None
-        self._body = b""
-
-    async def __call__(self, message: Message) -> None:
-        """Pass a message on, with what is known of the prompts."""
-        if not self._reports or not message["type"].startswith("http."):
-            await self._send(message)
-        elif message["type"] == "http.response.start":
-            # vLLM has the whole answer before it begins to send JSON.
-            kind = MutableHeaders(raw=message["headers"]).get("content-type", "")
-            if kind.startswith("application/json"):
-                self._start = message
+        async def tell(message: Message) -> None:
+            nonlocal start, body
+            if not reports or not message["type"].startswith("http."):
+                await send(message)
+            elif message["type"] == "http.response.start":
+                # vLLM has the whole answer before it begins to send JSON.
+                kind = MutableHeaders(raw=message["headers"]).get("content-type", "")
+                if kind.startswith("application/json"):
+                    start = message
+                else:
+                    await send(message)
+            elif start is None:
+                await send({**message, "body": _with_events(message.get("body", b""), reports)})
             else:
-                await self._send(message)
-        elif self._start is None:
-            body = _with_events(message.get("body", b""), self._reports)
-            await self._send({**message, "body": body})
-        else:
-            self._body += message.get("body", b"")
-            if not message.get("more_body"):
-                await self._send_whole(self._start)
+                body += message.get("body", b"")
+                if not message.get("more_body"):
+                    body = _with_usage(start, body, joined(reports))
+                    await send(start)
+                    await send({"type": "http.response.body", "body": body})
 
-    async def _send_whole(self, start: Message) -> None:
-        report, answer = joined(self._reports), json.loads(self._body)
-        if _add(answer, report):
-            self._body = _dumped(answer)
-        headers = MutableHeaders(scope=start)
-        headers.update({"content-length": str(len(self._body)), "x-pic": header(report)})
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": self._body})
+        await self._app(scope, receive, tell)
+
+
+def _with_usage(start: Message, body: bytes, report: dict[str, Any]) -> bytes:
+    """A whole answer with a report, which the headers of its start have in short."""
+    answer = json.loads(body)
+    if _add(answer, report):
+        body = _dumped(answer)
+    headers = {"content-length": str(len(body)), "x-pic": header(report)}
+    MutableHeaders(scope=start).update(headers)
+    return body
 
 
 def _with_events(body: bytes, reports: Reports) -> bytes:
