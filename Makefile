@@ -40,7 +40,8 @@ demo: install
 	$(BIN)/picbench run --requests $(DEMO) $(DEMO_RUN) --output runs/demo-$$(date -u +%Y%m%dT%H%M%SZ)
 
 # A worker takes the next file of the order that tests/conftest.py makes, not the one with most tests.
-WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+# There are three for two cores: tests of servers and processes wait.
+WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
 test: check
 	$(BIN)/python -m pytest $(WORKERS)

@@ -21,28 +21,38 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 settings.register_profile("picbench", deadline=None)
 settings.load_profile("picbench")
 FREEZE, UNFREEZE = gc.freeze, gc.unfreeze
-#: Files that take longest. They run first, so that two workers end together.
+#: Files that take longest. They run first, so that all workers end together.
 LONGEST = (
-    "engines/vllm/test_oracle_algorithms.py",
-    "engines/vllm/test_http_arm.py",
-    "picbench/cli/test_demo.py",
-    "engines/vllm/test_tensor_parallel.py",
-    "picbench/experiments/test_oracle.py",
+    "kernels/cuda/test_interpreter.py",
     "engines/vllm/test_http.py",
     "engines/vllm/test_storm.py",
-    "picbench/papers/test_serve_arms.py",
+    "engines/vllm/test_serve.py",
+    "engines/vllm/test_oracle_algorithms.py",
+    "engines/vllm/test_route.py",
+    "picbench/experiments/test_oracle.py",
+    "engines/vllm/test_cache_api.py",
     "engines/vllm/test_faults.py",
-    "picbench/papers/test_reproduce.py",
+    "picbench/cli/test_demo.py",
+    "engines/vllm/test_auto.py",
     "picbench/papers/test_accuracy.py",
-    "picbench/run/test_warm.py",
+    "engines/vllm/test_http_arm.py",
+    "workloads/sources/test_hub.py",
+    "picbench/papers/test_reproduce.py",
     "picbench/run/test_remote_arms.py",
+    "engines/vllm/test_tensor_parallel.py",
     "picbench/statistics/test_coverage.py",
+    "picbench/run/test_kill.py",
     "picbench/compare/test_gate.py",
-    "engines/vllm/test_pressure.py",
-    "picbench/profile/test_reuse_against_engine.py",
-    "engines/vllm/test_oracle_llama3.py",
-    "picbench/report/test_html_report.py",
+    "picbench/papers/test_serve_arms.py",
     "picbench/statistics/test_intervals.py",
+    "picbench/profile/test_reuse_against_engine.py",
+    "engines/vllm/transfer/test_bounded_memory.py",
+    "picbench/run/test_warm.py",
+    "picbench/report/test_html_report.py",
+    "workloads/datasets/test_ruler.py",
+    "engines/vllm/test_pressure.py",
+    "engines/vllm/test_oracle_preemption.py",
+    "engines/vllm/test_oracle_llama3.py",
 )
 # What tests of several packages share.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -253,3 +253,7 @@ def _serve(connection: Connection) -> None:
 if __name__ == "__main__":
     _end_with_parent(int(sys.argv[2]))
     _serve(Connection(int(sys.argv[1])))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The engine has ended. Python would first free the objects of its libraries, for seconds.
+    os._exit(0)
