@@ -31,6 +31,9 @@ from picbench.workloads import models
 #: 64 chunks and their surroundings make a prompt of 32k tokens.
 CHUNKS, CHUNK_TOKENS = 64, 504
 
+#: Tokens of short plain requests; the host takes longer than the GPU for all but the last.
+SHORT = (160, 288, 500, 1024)
+
 
 def plain(engine: Engine, name: str) -> dict[str, float]:
     """One request of 2,048 tokens alone, then 64 of 1,024 at once; 128 tokens out."""
@@ -42,6 +45,16 @@ def plain(engine: Engine, name: str) -> dict[str, float]:
     all_of_them = engine.generate(many, max_tokens=128, ignore_eos=True)
     took = max(result.timings.e2e for result in all_of_them)
     return _times(one) | {"tokens_per_s": len(many) * (1024 + 128) / took}
+
+
+def short(engine: Engine, name: str) -> dict[str, float]:
+    """Requests of few tokens, one at a time: milliseconds to the first token, medians."""
+    found = dict[str, float]()
+    for size in SHORT:
+        asked = [_plain(random_tokens(size, f"{name} {size} {i}")) for i in range(REQUESTS)]
+        served = [engine.generate([one], max_tokens=1, ignore_eos=True)[0] for one in asked]
+        found[f"ttft_{size}_ms"] = median(result.timings.ttft * 1e3 for result in served)
+    return found
 
 
 def warm(engine: Engine, name: str) -> dict[str, float]:
@@ -91,7 +104,7 @@ def _comparison(settings: EngineComparison) -> runner.ExperimentPlan:
     facts = provenance.facts(*provenance.GPU, device=config.device, commit=settings.commit)
     facts |= {"rounds": settings.repeats, "seed": 0, "model": model.name}
     engines = {"stock": replace(config, stock=True, algorithm="prefix"), "picbench": config}
-    measures: dict[str, Measure] = {"plain": plain, "warm": warm, "hit": hit}
+    measures: dict[str, Measure] = {"plain": plain, "short": short, "warm": warm, "hit": hit}
     return runner.interleaved("engine-comparison", facts, engines, measures, settings.repeats)
 
 
@@ -116,6 +129,7 @@ ENGINE_COMPARISON = runner.Experiment(
                 "ttft_ms": "TTFT of one plain request of 2,048 tokens, ms",
                 "tpot_ms": "time per output token of it, ms",
                 "tokens_per_s": "64 plain requests of 1,024 + 128 tokens, tokens/s",
+                **{f"ttft_{n}_ms": f"TTFT of one plain request of {n:,} tokens, ms" for n in SHORT},
                 "warm_ttft_ms": "TTFT of 64 warm chunks and a question, 32k tokens, ms",
                 "warm_tpot_ms": "time per output token of it, ms",
                 "hit_ttft_ms": "TTFT of a prefix hit that leaves as many new tokens, ms",

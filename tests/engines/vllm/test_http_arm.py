@@ -35,7 +35,7 @@ def test_an_arm_over_http_gives_the_replies_and_the_reuse_of_the_arm_in_process(
 ) -> None:
     """Times are not judged here: see results/cpu/http-arm.md."""
     output, url = tmp_path / "run", f"{str(server.client.base_url).rstrip('/')}/v1"
-    given = ("--dataset", "musique", "--limit", "3", "--concurrency", "1", "--dtype", "float32")
+    given = ("--dataset", "musique", "--limit", "6", "--concurrency", "1", "--dtype", "float32")
     arms = ("--algo", "mepic", "--arm", f"http={url},algo=mepic", "--output", str(output))
     result = CliRunner().invoke(main, ["run", *given, *arms])
     assert result.exit_code == 0, result.output

@@ -87,7 +87,7 @@ COPYING = tuple(
     if spec.split(":")[0] in ("epic", "cacheblend") and "shared" not in spec
 )
 
-ORDERS = ["AB", "CBA", "ABA"]
+ORDERS = ["AB", "BA", "CBA", "ABA"]
 LENGTHS = {"A": 150, "B": 35, "C": 81}
 
 
@@ -280,7 +280,7 @@ def test_eight_requests_of_different_algorithms_at_once(case: Case) -> None:
     specs = [*RULES, "naive"]
     requests = [
         Request(
-            [case.text(11), *(chunks[name] for name in ORDERS[i % 3]), case.text(13, i)],
+            [case.text(11), *(chunks[name] for name in ORDERS[i % 4]), case.text(13, i)],
             algorithm=spec,
         )
         for i, spec in enumerate(specs)

@@ -12,7 +12,7 @@ from picbench.engines.ledger import KINDS
 from picbench.engines.request import Chunk, Request, Result, Text
 
 CHUNKS = 100
-REQUESTS = 400
+REQUESTS = 1000
 ALGORITHMS = [
     "mepic",
     "naive",
