@@ -4,8 +4,10 @@ Engines tell it with the first output of a request that asks for it (`scheduler/
 `kv_transfer_params`, which vLLM's servers only pass on in answers that are not streamed.
 `UsageMiddleware` (vLLM's flag `--middleware`) puts it where clients look for token counts.
 
-Upstream: vllm/v1/engine/output_processor.py:306 of vLLM 0.32.0, `RequestState.make_request_output`,
-which is extended: other outputs than the first have its `kv_transfer_params`, too.
+Upstream: vllm/v1/engine/output_processor.py of vLLM 0.32.0. `RequestState.make_request_output`
+(line 306) is extended: other outputs than the first have its `kv_transfer_params`, too. So is
+`OutputProcessor.do_tracing` (877): with `--otlp-traces-endpoint` a request that is told of has a
+span `pic_prompt` beside vLLM's `llm_request`.
 """
 
 import json
@@ -33,10 +35,13 @@ _OF_OUTPUT = (
     "ec_transfer_params, error"
 )
 
+#: Upstream `OutputProcessor.do_tracing`.
+_OF_TRACING = "self, engine_core_output, req_state, iteration_stats"
+
 
 def keep_usage() -> None:
-    """Have all outputs of a request, and of its samples, tell what the first one does."""
-    from vllm.v1.engine.output_processor import RequestState
+    """Have all outputs of a request, of its samples and its trace tell what the first one does."""
+    from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
     def keeping(upstream: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         output: Any = upstream(self, *args, **kwargs)
@@ -50,6 +55,24 @@ def keep_usage() -> None:
         return output
 
     extend(RequestState, "make_request_output", _OF_OUTPUT, keeping)
+    extend(OutputProcessor, "do_tracing", _OF_TRACING, _traced)
+
+
+def _traced(upstream: Any, self: Any, output: Any, state: Any, stats: Any) -> None:
+    """Trace a request that has ended, and its prompt: from its arrival to the first token."""
+    from vllm.tracing import extract_trace_context, instrument_manual
+
+    upstream(self, output, state, stats)
+    if report := getattr(state.parent_req or state, "pic_usage", None):
+        told = {**report, "loaded_tokens": sum(report["loaded_tokens"].values())}
+        began, took = state.stats.arrival_time, state.stats.first_token_latency
+        instrument_manual(
+            span_name="pic_prompt",
+            start_time=int(began * 1e9),
+            end_time=int((began + took) * 1e9),
+            attributes={f"pic.{name}": told[name] for name in _numbers(told)},
+            context=extract_trace_context(output.trace_headers),
+        )
 
 
 def note_usage(output: Any) -> None:

@@ -2,11 +2,16 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import httpx
 import pytest
 from core_requests import core_request
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
@@ -15,6 +20,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
+from vllm.v1.metrics.stats import IterationStats
 
 from picbench.engines.vllm.frontend.usage import (
     Reports,
@@ -145,10 +151,12 @@ class TestOutputs:
         keep_usage()
         return OutputProcessor(None, log_stats=False)
 
-    def add(self, processor: OutputProcessor, kind: RequestOutputKind, n: int) -> Any:
+    def add(
+        self, processor: OutputProcessor, kind: RequestOutputKind, n: int, name: str = "one"
+    ) -> Any:
         params = SamplingParams(n=n, output_kind=kind, detokenize=False)
-        request = core_request("one", params)
-        queue = RequestOutputCollector(kind, "one")
+        request = core_request(name, params)
+        queue = RequestOutputCollector(kind, name)
         parent = ParentRequest(request) if n > 1 else None
         for index in range(n):
             if parent is not None:
@@ -159,9 +167,8 @@ class TestOutputs:
     def put(self, processor: OutputProcessor, name: str, told: Any, *, last: bool = False) -> None:
         params = {"pic": told} if told else None
         reason = FinishReason.LENGTH if last else None
-        processor.process_outputs(
-            [EngineCoreOutput(name, [7], finish_reason=reason, kv_transfer_params=params)]
-        )
+        put = EngineCoreOutput(name, [7], finish_reason=reason, kv_transfer_params=params)
+        processor.process_outputs([put], 1.0, IterationStats() if processor.log_stats else None)
 
     def test_later_outputs_tell_it_too(self, processor):
         """A slow reader of a stream gets several outputs as one, with the fields of the last."""
@@ -186,3 +193,29 @@ class TestOutputs:
         queue = self.add(processor, RequestOutputKind.DELTA, 1)
         self.put(processor, "one", None, last=True)
         assert queue.get_nowait().kv_transfer_params is None
+
+    def test_traces_have_a_span_of_the_prompt(self, monkeypatch):
+        """Beside vLLM's own span of the request, and in the trace of the client."""
+        spans = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(spans))
+        monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+        keep_usage()
+        processor = OutputProcessor(None, log_stats=True, tracing_enabled=True)
+        for name, told in (("one", report(8, loaded=16)), ("two", None)):
+            self.add(processor, RequestOutputKind.FINAL_ONLY, 1, name)
+            client = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+            processor.request_states[name].stats.arrival_time = time.time() - 5
+            params = {"pic": told} if told else None
+            put = EngineCoreOutput(name, [7], kv_transfer_params=params, trace_headers=client)
+            processor.process_outputs([put], 1.0, IterationStats())
+            end = EngineCoreOutput(
+                name, [7], finish_reason=FinishReason.LENGTH, trace_headers=client
+            )
+            processor.process_outputs([end], 2.0, IterationStats())
+        found = spans.get_finished_spans()
+        assert [span.name for span in found] == ["llm_request", "pic_prompt", "llm_request"]
+        assert found[1].context.trace_id == int("a" * 32, 16)
+        told = {f"pic.{name}": n for name, n in report(8, loaded=16).items() if type(n) is int}
+        assert found[1].attributes == told | {"pic.loaded_tokens": 16}
+        assert 4.9 < (found[1].end_time - found[1].start_time) / 1e9 < 60
