@@ -81,6 +81,7 @@ FOREIGN = {
     "--load-format",
     "--max-cudagraph-capture-size",
     "--max-model-len",
+    "--otlp-traces-endpoint",
     "--middleware",
     "--no-async-scheduling",
     "--no-enable-prefix-caching",

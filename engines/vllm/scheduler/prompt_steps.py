@@ -18,14 +18,17 @@ class PromptSteps:
     """Times the steps of one scheduler, from when each could begin to when its output is there.
 
     A step that was scheduled while another one ran begins when that ends; one of requests that
-    found the engine idle begins with the arrival of the first of them.
+    found the engine idle begins with the arrival of the first of them. While another step runs,
+    what the host takes to start one that graphs serve does not show, which is half of what a
+    request alone waits for: such steps correct nothing.
     """
 
     def __init__(
         self, costs: MachineCosts, linker: Linker, jobs: ChunkJobs, clock: Callable[[], float]
     ) -> None:
         self._costs, self._linker, self._jobs, self._clock = costs, linker, jobs, clock
-        # Their outputs, when they began, their factors, and whether any request in them is linked.
+        # Their outputs, when they began, their factors, if they correct anything, and whether any
+        # request in them is linked.
         self._steps: deque[tuple[SchedulerOutput, float, tuple[float, ...], bool]] = deque(
             maxlen=16
         )
@@ -56,6 +59,8 @@ class PromptSteps:
         factors = step_factors(prefill, tokens, jobs, self._costs.graph_tokens)
         arrived = min((requests[name].arrival_time for name in new), default=0.0)
         idle = not self._steps and arrived > self._ended
+        if not idle and tokens <= self._costs.graph_tokens:
+            factors = ()
         self._steps.append((output, arrived if idle else self._clock(), factors, linked))
 
     def end(self, output: "SchedulerOutput") -> None:
@@ -63,5 +68,6 @@ class PromptSteps:
         now = self._clock()
         if self._steps and self._steps[0][0] is output:
             _, began, factors, linked = self._steps.popleft()
-            self._costs.correct(factors, now - max(began, self._ended), linked=linked)
+            if factors:
+                self._costs.correct(factors, now - max(began, self._ended), linked=linked)
         self._ended = now
