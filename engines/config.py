@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool
+from annotated_types import Ge, Gt
 
 from picbench.errors import ConfigError, check_counts
 
@@ -22,8 +22,8 @@ DEFAULT_TIERS: Mapping[str, str] = MappingProxyType({"cpu": "host:1GiB", "cuda":
 OnPressure = Literal["wait", "reject"]
 CompileOrder = Literal["head", "batch", "isps"]
 SharedDecode = Literal["off", "auto", "always"]
-Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-Id = Annotated[int, Field(ge=0, strict=True)]
+Temperature = Annotated[float, Gt(0)]
+Id = Annotated[int, Ge(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class ChunkSettings:
     """
 
     algorithm: str = "mepic"
-    keys_without_rope: StrictBool = False
+    keys_without_rope: bool = False
     tiers: str | None = None
     on_pressure: OnPressure = "wait"
     compile_order: CompileOrder = "head"

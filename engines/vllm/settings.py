@@ -7,9 +7,9 @@ vLLM is used in a PIC engine (vllm/config/vllm.py, compute_hash).
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
-from pydantic import StrictBool, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from picbench.engines.algorithms import Algorithm, check_served, parse, temperatures
 from picbench.engines.chunk_cache.tiers.notation import parse_tiers
@@ -67,8 +67,8 @@ class PicSettings(ChunkSettings):
     positions: Id | None = None
     marks: Any = None
     parts: Sequence[str] = ("documents",)
-    usage: StrictBool = False
-    salts: StrictBool | None = None
+    usage: bool = False
+    salts: bool | None = None
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":
@@ -127,7 +127,7 @@ class PicSettings(ChunkSettings):
         read_kinds(self.parts)
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         try:
-            _schema().validate_python(given)
+            _schema().model_validate(given)
         except ValidationError as error:
             first = first_refusal(error, lower=True)
             name = str(first.path[0])
@@ -175,8 +175,10 @@ class PicSettings(ChunkSettings):
 
 
 @cache
-def _schema() -> TypeAdapter[PicSettings]:
-    return TypeAdapter(PicSettings)
+def _schema() -> type[BaseModel]:
+    hints = get_type_hints(PicSettings, include_extras=True)
+    given: Any = {name: (hint, ...) for name, hint in hints.items()}
+    return create_model("Pic", __config__=ConfigDict(strict=True, allow_inf_nan=False), **given)
 
 
 @lru_cache

@@ -307,10 +307,11 @@ def read_settings(paper: str, path: Path | None = None) -> Settings:
 
 def read_yaml(kind: type[Content], path: Path, field: str = "settings") -> Content:
     """What a file says; ConfigError for one that cannot be read or has mistakes."""
-    form = "it must be YAML"
-    with reading(f"`{field}` {path}", missing=f"`{field}=FILE`", wrong=form, lower=True):
+    where = f"`{field}` {path}"
+    with reading(where, missing=f"`{field}=FILE`", wrong="it must be YAML"):
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        check_range("it", found)
+    check_range(f"{field}={path}", found)
+    with reading(where, lower=True):
         return kind.model_validate(found)
 
 
