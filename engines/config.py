@@ -22,8 +22,9 @@ DEFAULT_TIERS: Mapping[str, str] = MappingProxyType({"cpu": "host:1GiB", "cuda":
 OnPressure = Literal["wait", "reject"]
 CompileOrder = Literal["head", "batch", "isps"]
 SharedDecode = Literal["off", "auto", "always"]
+#: Bounds of settings, which are checked where an engine reads them (`PicSettings.check`).
 Temperature = Annotated[float, Gt(0)]
-Id = Annotated[int, Ge(0)]
+Natural = Annotated[int, Ge(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class ChunkSettings:
     on_pressure: OnPressure = "wait"
     compile_order: CompileOrder = "head"
     shared_decode: SharedDecode = "auto"
-    anchors: Mapping[str, Sequence[Id]] = field(default_factory=dict, hash=False)
+    anchors: Mapping[str, Sequence[Natural]] = field(default_factory=dict, hash=False)
     temperatures: Sequence[Temperature] = ()
 
 

@@ -169,7 +169,7 @@ def _check_connector(config: Any) -> None:
 
 
 def _unsupported(config: Any) -> Iterator[tuple[str, bool, str]]:
-    for setting, unsupported in _unknown(config):
+    for setting, unsupported in _to_leave_off(config):
         yield setting, unsupported, "leave it off"
     model, parallel = config.model_config, config.parallel_config
     weights = f"{model.quantization} weights: they were not checked"
@@ -181,7 +181,7 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool, str]]:
     yield "data parallelism", parallel.data_parallel_size > 1, alone
 
 
-def _unknown(config: Any) -> Iterator[tuple[str, bool]]:
+def _to_leave_off(config: Any) -> Iterator[tuple[str, bool]]:
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
     yield "LoRA adapters", config.lora_config is not None
     yield "multimodal models", bool(model.is_multimodal_model)

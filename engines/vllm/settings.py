@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from picbench.engines.algorithms import Algorithm, check_served, parse, temperatures
 from picbench.engines.chunk_cache.tiers.notation import parse_tiers
-from picbench.engines.config import BLOCK_SIZE, DEFAULT_TIERS, ChunkSettings, Id
+from picbench.engines.config import BLOCK_SIZE, DEFAULT_TIERS, ChunkSettings, Natural
 from picbench.engines.planning.policy import LayoutConfig
 from picbench.engines.vllm.marks import DocumentMarks
 from picbench.engines.vllm.parts import read_kinds
@@ -61,10 +61,10 @@ class PicSettings(ChunkSettings):
     default tiers.
     """
 
-    pad_token: Id = 0
-    bos_token: Id | None = None
-    link_tokens: Sequence[Id] = ()
-    positions: Id | None = None
+    pad_token: Natural = 0
+    bos_token: Natural | None = None
+    link_tokens: Sequence[Natural] = ()
+    positions: Natural | None = None
     marks: Any = None
     parts: Sequence[str] = ("documents",)
     usage: bool = False
