@@ -1,7 +1,7 @@
 """Chunks or text: each request is served in the way that is expected to be sooner."""
 
 from collections.abc import Sequence
-from dataclasses import Field, dataclass
+from dataclasses import Field, dataclass, replace
 from typing import Any, ClassVar
 
 from picbench.engines.algorithms.base import Algorithm
@@ -18,12 +18,27 @@ class Auto(Algorithm):
     Compiled: chunks for which that is expected to pay, now and later. Linked and shared: as under
     the algorithm after the colon (``auto:naive``), or mepic. An engine decides when a request
     arrives (`picbench.engines.vllm.scheduler.chooser`); elsewhere all chunks are chunks.
+
+    ``auto:reorder`` sends prompts as `Reorder` does, so that text finds the longest prefix, too.
     """
 
     name: ClassVar[str] = "auto"
-    summary: ClassVar[str] = "chunks as in auto:ALGORITHM (mepic), or text, whichever is sooner"
+    summary: ClassVar[str] = (
+        "chunks as in auto:[reorder:]ALGORITHM (mepic), or text if sooner"
+    )
 
     inner: Algorithm = _MEPIC
+    reordered: bool = False
+
+    @property
+    def reorders(self) -> bool:
+        """As it is `reordered`."""
+        return self.reordered
+
+    @property
+    def served(self) -> str:
+        """The same without another order."""
+        return replace(self, reordered=False).spec
 
     @property
     def pads(self) -> Pad:
@@ -43,12 +58,13 @@ class Auto(Algorithm):
 
     @property
     def spec(self) -> str:
-        """``auto``, and the algorithm of the chunks unless it is mepic."""
-        return self.name if self.inner == _MEPIC else f"{self.name}:{self.inner.spec}"
+        """``auto``, ``reorder`` if so, and the algorithm of the chunks unless it is mepic."""
+        own = f"{self.name}:reorder" if self.reordered else self.name
+        return own if self.inner == _MEPIC else f"{own}:{self.inner.spec}"
 
     @classmethod
     def options(cls) -> tuple[Field[Any], ...]:
-        """None of its own: what follows the colon is another algorithm."""
+        """None that have a value: what follows the colon is ``reorder``, or an algorithm."""
         return ()
 
     def read_marks(self, tokens: Sequence[int], block_size: int) -> Marks:

@@ -16,6 +16,7 @@ from typing import Any
 from picbench import plugins
 from picbench.engines.algorithms.auto import Auto
 from picbench.engines.algorithms.base import Algorithm, Reuse
+from picbench.engines.algorithms.prefix import Reorder
 from picbench.errors import ConfigError, closest
 from picbench.plugins import installed, load_class
 
@@ -56,7 +57,9 @@ class Registry:
             raise ConfigError(f"unknown algorithm {name!r}", hint=closest(name, self.names))
         kind = _load(point)
         if issubclass(kind, Auto) and settings:
-            return kind(self._inner(spec, ":".join(settings)))
+            reordered, inner = settings[0] == Reorder.name, ":".join(settings)
+            inner = inner.removeprefix(Reorder.name).removeprefix(":") if reordered else inner
+            return kind(self._inner(spec, inner), reordered) if inner else kind(reordered=reordered)
         values: dict[str, Any] = {}
         for setting in settings:
             option, value = _setting(kind, spec, setting)

@@ -35,7 +35,11 @@ class Reorder(Prefix):
 
     name: ClassVar[str] = "reorder"
     summary: ClassVar[str] = "prefix caching of prompts whose chunks are put in another order"
-    reorders: ClassVar[bool] = True
+
+    @property
+    def reorders(self) -> bool:
+        """True."""
+        return True
 
     @property
     def served(self) -> str:

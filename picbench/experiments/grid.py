@@ -42,8 +42,9 @@ DATA = Path(__file__).parent / "data" / "break_even.yaml"
 #: Ids that every model's vocabulary has; the first ones are often special.
 IDS = range(16, 1000)
 
-#: The arm that chooses, request by request: its times are of no one kind, so none are fitted to it.
-AUTO = "auto"
+#: The arm that chooses, request by request, of prompts in the order that finds the longest prefix:
+#: its times are of no one kind, so none are fitted to it.
+AUTO = "auto:reorder"
 
 #: Arms that are compared, those that stock vLLM serves on a GPU, and those that are compared at a
 #: rate of arrivals, where seconds pass whatever is served.
@@ -263,16 +264,16 @@ def make_requests(arm: str, batches: Sequence[SampleBatch], *, stock: bool) -> I
     Nothing fills the cache of `full`, which has none; where a `stock` engine serves it, each of its
     requests is a tenant. What fills that of `auto` is served both as text and as chunks.
     """
-    index, tenants, reordered = ContextIndex(), count(1), arm == "reorder"
-    algorithm = None if stock else "prefix" if reordered else arm
+    index, tenants, wanted = ContextIndex(), count(1), parse(arm)
+    algorithm = None if stock else wanted.served
     for batch in batches:
         if not batch.measured and arm == "full":
             continue
         if not batch.measured and arm == AUTO:
             yield batch, [to_request(sample, "prefix") for sample in batch.samples]
-        sent = (reorder(s, index) if reordered else s for s in batch.samples)
+        sent = (reorder(s, index) if wanted.reorders else s for s in batch.samples)
         # What fills a cache is compiled, also where chunks may be served as text.
-        named = algorithm if batch.measured or stock else of_chunks(parse(arm)).served
+        named = algorithm if batch.measured or stock else of_chunks(wanted).served
         made = [to_request(sample, named) for sample in sent]
         if stock and arm == "full":
             made = [replace(one, salt=f"tenant {next(tenants)}") for one in made]

@@ -85,7 +85,7 @@ def test_arms_and_lengths_are_served_where_they_tell_something() -> None:
         assert ("naive" in arms) is small, point
         assert "full" not in arms or not point.reuse
         rivals = {"prefix", "reorder"} if point.reuse else {"prefix"}
-        assert rivals | {"mepic", "auto"} == set(arms) - {"full", "naive"}
+        assert rivals | {"mepic", AUTO} == set(arms) - {"full", "naive"}
     assert "naive" in GRIDS["cpu"].arms
     long = next(p for p in points if p.prompt > 10_000 and p.load == BURST)
     short = next(p for p in points if p.prompt < 300 and p.load == BURST)
