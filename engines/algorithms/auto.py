@@ -23,9 +23,7 @@ class Auto(Algorithm):
     """
 
     name: ClassVar[str] = "auto"
-    summary: ClassVar[str] = (
-        "chunks as in auto:[reorder:]ALGORITHM (mepic), or text if sooner"
-    )
+    summary: ClassVar[str] = "chunks as in auto:[reorder:]ALGORITHM (mepic), or text if sooner"
 
     inner: Algorithm = _MEPIC
     reordered: bool = False

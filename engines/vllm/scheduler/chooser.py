@@ -4,13 +4,13 @@ A chunk that is missing is compiled if what this request and later ones save is 
 than its compile takes. One that was seen before is expected to come as often again, and a new one
 as most new chunks did lately, if it stays in the pool until then.
 
-A request that comes to a busy engine waits for others, and they for it: what it takes of the engine
-counts there, too, beside the time to its first token.
+Other requests wait for what this one takes of the engine: that counts for each of them, beside the
+time to its own first token.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from hashlib import blake2b
-from operator import lt
 from typing import NamedTuple
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
@@ -30,9 +30,6 @@ _LOAD = 0.2
 #: What compiling chunks that were not seen before must save at least, as a share of the time as
 #: text: costs may be wrong, and what is compiled takes room of others. Other shares were not tried.
 _MARGIN = 0.1
-
-#: So many other requests make an engine busy; other numbers were not tried.
-_BUSY = 2
 
 
 class Offer(NamedTuple):
@@ -79,21 +76,23 @@ class Chooser:
         self._store.forget_uses()
         self._sketch = FrequencySketch()
 
-    def if_new(self, segments: Sequence[Segment], scope: str, text_hit: int) -> Choice | None:
-        """All text for a prompt of a tenant of which no chunk was seen before; None for others,
-        and for one that is better served as chunks all the same.
+    def without_plan(self, segments: Sequence[Segment], scope: str, text_hit: int) -> Choice | None:
+        """All text for a prompt that needs no plan for that, which takes far longer than this; None
+        for others.
 
-        Such a prompt needs no plan, which takes far longer than this.
+        It is so short that text is sooner, wherever its chunks are, or no chunk of it was seen
+        before by this tenant and compiling them is not expected to pay.
         """
         names, offers, at = _names(segments, scope), list[Offer](), 0
-        if any(map(self._sketch.count, names)):
-            return None
         for segment in segments:
             if segment.chunk:
                 uses = self._sketch.recurrence
                 offers.append(Offer(at, len(segment.tokens), 0, 1.0, uses, known=False))
             at += len(segment.tokens)
-        choice = self._best(PromptOffer(at, offers, text_hit))
+        prompt = PromptOffer(at, offers, text_hit)
+        if not is_short(self.costs, prompt, self._others()) and any(map(self._sketch.count, names)):
+            return None
+        choice = self._best(prompt)
         if len(choice.texts) < choice.chunks:
             return None
         for name in dict.fromkeys(names):
@@ -147,8 +146,7 @@ class Chooser:
 
     def _best(self, prompt: PromptOffer) -> Choice:
         """The best way to serve a prompt now."""
-        busy = self._others() >= _BUSY
-        return choose(self.costs, prompt, self._store.kept_share, busy=busy)
+        return choose(self.costs, prompt, self._store.kept_share, self._others())
 
     def _missing(self, canonical: Canonical) -> float:
         """The share of its compile that serving a chunk as one takes."""
@@ -172,18 +170,32 @@ def _names(segments: Sequence[Segment], scope: str) -> list[Key]:
     return names
 
 
-def choose(
-    costs: MachineCosts, prompt: PromptOffer, kept: float = 1.0, *, busy: bool = False
-) -> Choice:
-    """How a request is to be served; in a `busy` engine, for the sake of all requests.
+def is_short(costs: MachineCosts, prompt: PromptOffer, others: int = 0) -> bool:
+    """Whether a prompt is sooner as text even if nothing but its text had to be computed otherwise:
+    then no later one like it gains from its chunks either.
+    """
+    seconds_of = partial(_seconds, costs, others)
+    text, chunks = prompt._replace(text_hit=0), prompt.chunks
+    computed = max(1, prompt.tokens - sum([chunk.tokens for chunk in chunks]))
+    least = RequestSize(prompt.tokens, computed, 0.0, 1, 0.0, 1.0)
+    return seconds_of(_size(text, ())) <= seconds_of(least)
+
+
+def _seconds(costs: MachineCosts, others: int, size: RequestSize) -> float:
+    """What a request and so many others wait for it in all."""
+    return costs.first_token(size) + (others * costs.work(size) if others else 0.0)
+
+
+def choose(costs: MachineCosts, prompt: PromptOffer, kept: float = 1.0, others: int = 0) -> Choice:
+    """How a request is to be served, for its own sake and that of so many `others`.
 
     `kept` is the share of compiled chunks that come again while they are in the pool. Compared are
     all text, all chunks, and mixtures: the chunks that pay one by one, with or without those that
     are new or that the prefix cache has. The best has the least time, less what later requests
-    save; in a busy engine by either measure of time.
+    save.
     """
     chunks, every, linked = prompt.chunks, tuple(range(len(prompt.chunks))), costs.of(linked=True)
-    times = (costs.first_token, costs.work) if busy else (costs.first_token,)
+    seconds_of = partial(_seconds, costs, others)
     ends = (i for i in every if chunks[i].start + chunks[i].tokens > prompt.text_hit)
     cached = next(ends, len(chunks))
     token = linked.of_token(prompt.tokens)
@@ -201,16 +213,14 @@ def choose(
             paying.append(i)
     sure = tuple(i for i in paying if i not in unsure)
     wanted = [tuple(paying), sure, tuple(i for i in sure if i >= cached), every]
-    texts = least = [seconds_of(_size(prompt, ())) for seconds_of in times]
+    text = least = seconds_of(_size(prompt, ()))
     best: tuple[int, ...] = ()
     for own in dict.fromkeys(filter(None, wanted)):
-        size, invests = _size(prompt, own), double.isdisjoint(own)
-        worth = [
-            seconds_of(size) - (_later(seconds_of, prompt, own, saved, kept) if invests else 0.0)
-            for seconds_of in times
-        ]
+        worth = seconds_of(_size(prompt, own))
+        if double.isdisjoint(own):
+            worth -= _later(seconds_of, prompt, own, saved, kept)
         margin = 0.0 if (double | unsure).isdisjoint(own) else _MARGIN
-        if all(map(lt, worth, (b - margin * text for b, text in zip(least, texts, strict=True)))):
+        if worth < least - margin * text:
             best, least = own, worth
     expected = costs.first_token(_size(prompt, best))
     return Choice(len(chunks), tuple(sorted({*every}.difference(best))), expected)

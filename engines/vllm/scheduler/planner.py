@@ -127,7 +127,7 @@ class RequestPlanner:
                 if isinstance(algorithm, Auto):
                     self.chooses, hit = True, self._text_hit(request)
                     if self._chooser and not (args.positions or args.slots):
-                        choice = self._chooser.if_new(segments, scope, hit)
+                        choice = self._chooser.without_plan(segments, scope, hit)
                     if choice is None:
                         plan = self._lay_out(request, segments, algorithm, layout, lead)
                         choice = self._choose(args, segments, scope, plan, hit)

@@ -44,12 +44,12 @@ from picbench.engines.vllm.scheduler.cache_manager import ChunkEvents, ChunkTail
 from picbench.engines.vllm.scheduler.chooser import Chooser
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.scheduler.erasures import Erasures
+from picbench.engines.vllm.scheduler.first_tokens import FirstTokens
 from picbench.engines.vllm.scheduler.isolation import IsolatedLinker
 from picbench.engines.vllm.scheduler.linker import Linker
 from picbench.engines.vllm.scheduler.machine_costs import MachineCosts, ModelShape
 from picbench.engines.vllm.scheduler.planner import RequestPlanner
 from picbench.engines.vllm.scheduler.pool import ChunkEvictions, Pool, listen
-from picbench.engines.vllm.scheduler.prompt_steps import PromptSteps
 from picbench.engines.vllm.scheduler.usage import UsageReports
 from picbench.engines.vllm.settings import REJECTED, WORKERS, PicSettings
 from picbench.engines.vllm.transfer.connector import PicConnector
@@ -79,7 +79,7 @@ class PicScheduler(Scheduler):
         self._planner = RequestPlanner(settings, Limits.of(vllm_config), self.chooser, pool)
         self.linker = Linker(settings, self._planner, pool, self.jobs, self._faults)
         self._hooks = IsolatedLinker(self.linker, self._faults)
-        self._prompt_steps = PromptSteps(costs, self.linker, self.jobs, time.time)
+        self._first_tokens = FirstTokens(costs, self.linker, time.time)
         self._usage = UsageReports(self.linker, self.chunk_store, always=settings.usage)
         specs, alive = parse_tiers(settings.tiers or ""), lambda: self.requests.keys()
         self.erasures = Erasures(self.chunk_store, pool, self.linker, alive, specs)
@@ -121,6 +121,8 @@ class PicScheduler(Scheduler):
             self._hooks.on_arrival(request)
             note = partial(self.erasures.note, request)
             self._faults.succeeds("note documents", request.request_id, note)
+            alone = self._planner.chooses and not self.requests
+            self._first_tokens.arrive(request, alone=alone)
         super().add_request(request)
         short = new and self._rejects and not self._hooks.has_failed(request)
         if short and self._faults.attempt("count", None, self._short_of_blocks, False):
@@ -145,10 +147,10 @@ class PicScheduler(Scheduler):
                 counts = self.linker.tokens_of(request.request_id)
                 self._hits.count(request, counts.loaded if counts else {})
             if request_id in new:
+                self._first_tokens.begin(request, hit)
                 count = partial(self._usage.on_scheduled, request, hit)
                 self._faults.succeeds("report a prompt's usage", None, count)
-        if self._planner.chooses:
-            self._prompt_steps.begin(output, self.requests, begun)
+        self._first_tokens.note(output)
         self._tails.zero_new(output, self._block_ids)
         # Nothing is going to be received for these: their blocks can be freed when they end.
         self.finished_recving_kv_req_ids |= self._hooks.unloaded & self._receiving()
@@ -159,7 +161,7 @@ class PicScheduler(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Drop the outputs of the linker's own requests, finish its fetches, and answer faults."""
-        self._prompt_steps.end(scheduler_output)
+        self._first_tokens.end(scheduler_output)
         self._end_failed()
         self._fail_dropped(model_runner_output.kv_connector_output)
         internal = {

@@ -47,7 +47,7 @@ def emptied(engine: Engine) -> Engine:
     engine.reset()
     chooser: Any = engine._running.scheduler.chooser
     for number in range(400):
-        assert chooser.if_new([Segment((number,), chunk=True)], "another tenant", 0)
+        assert chooser.without_plan([Segment((number,), chunk=True)], "another tenant", 0)
     return engine
 
 
@@ -297,18 +297,18 @@ def test_a_storm_answers_as_what_was_chosen(
     assert any(some == 0 for some, _ in texts) and any(some == count for some, count in texts)
 
 
-def test_steps_correct_the_costs_where_auto_serves(llama: Path, draw: Any) -> None:
+def test_requests_alone_correct_the_costs_where_auto_serves(llama: Path, draw: Any) -> None:
     for algorithm, corrected in (("mepic", False), ("auto", True)):
         with Engine(small_config(llama, 300, 1024, tiers="", algorithm=algorithm)) as engine:
             scheduler: Any = engine._running.scheduler
             costs = scheduler.chooser.costs
-            times = iter(range(1000))
-            scheduler._prompt_steps._clock = lambda times=times: 1e12 + next(times)
+            scheduler._first_tokens._clock = lambda: 1e12
             ask(engine, prompt(draw, [Chunk(tokens=draw(200, 3))], 1))
-            # A step of a second is far too long: each correction is bounded.
+            # That is far too long: each correction is bounded.
             assert (costs._slowness > 1) is corrected
             assert all(1 <= one < 1.1 for one in (costs._slowness, *costs._corrections))
-            assert not scheduler._prompt_steps._steps
-            engine.submit(prompt(draw, [Chunk(tokens=draw(200, 3))], 2))
+            before = costs._slowness
+            for name in (2, 3):
+                engine.submit(prompt(draw, [Chunk(tokens=draw(200, 3))], name))
             engine.drain()
-            assert not scheduler._prompt_steps._steps
+            assert costs._slowness == before

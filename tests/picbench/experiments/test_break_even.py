@@ -24,6 +24,7 @@ from picbench.experiments.break_even import (
 )
 from picbench.experiments.grid import (
     ARMS,
+    AUTO,
     GridEngines,
     GridSettings,
     GridStage,
@@ -250,7 +251,7 @@ def chosen(grid: MeasuredGrid, factor: float) -> MeasuredGrid:
         rivals = [cell.arms[arm] for arm in RIVALS if arm in cell.arms]
         ttft, rate = min(arm.ttft_s for arm in rivals), max(arm.requests_s for arm in rivals)
         auto = replace(cell.arms["mepic"], ttft_s=factor * ttft, requests_s=rate / factor)
-        cells.append(replace(cell, arms={**cell.arms, "auto": auto}))
+        cells.append(replace(cell, arms={**cell.arms, AUTO: auto}))
     return replace(grid, cells=cells)
 
 
@@ -268,7 +269,7 @@ def test_what_auto_lost_and_kept_is_said() -> None:
     gains = [1 - one.mepic for one in times if one.mepic < 1]
     half = Choosing.of([replace(one, auto=(1 + one.mepic) / 2) for one in times])
     assert gains and half.kept_of_gain == pytest.approx(0.5)
-    assert "`auto`" not in rendered(grid)
+    assert f"`{AUTO}`" not in rendered(grid)
 
 
 #: A grid of two stages: prompts alone are served again before anything else is.

@@ -16,6 +16,7 @@ from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.experiments import grid
 from picbench.experiments.grid import (
     ARMS,
+    AUTO,
     IDS,
     GridEngines,
     GridStage,

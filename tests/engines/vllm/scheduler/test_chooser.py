@@ -1,13 +1,14 @@
 """Which chunks are served as text: always what is expected to be sooner, and why."""
 
 from dataclasses import replace
+from operator import gt, lt
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.engines.vllm.scheduler.chooser import Offer, PromptOffer, _size, choose
+from picbench.engines.vllm.scheduler.chooser import Offer, PromptOffer, _size, choose, is_short
 from picbench.engines.vllm.scheduler.machine_costs import MEASURED, MachineCosts
 
 SHAPE = {"cpu": MEASURED["cpu"][0], "cuda": MEASURED["cuda"][0]}
@@ -48,26 +49,28 @@ def prompts(draw: st.DrawFn) -> PromptOffer:
 
 
 @pytest.mark.parametrize("device", COSTS)
-@given(offered=prompts(), kept=st.floats(0.01, 1), busy=st.booleans())
+@given(offered=prompts(), kept=st.floats(0.01, 1), others=st.integers(0, 40))
 def test_it_is_never_worse_than_the_better_pure_way(
-    device: str, offered: PromptOffer, kept: float, busy: bool
+    device: str, offered: PromptOffer, kept: float, others: int
 ) -> None:
     costs, chunks = COSTS[device], offered.chunks
-    found = choose(costs, offered, kept, busy=busy)
+    found = choose(costs, offered, kept, others)
     own, every = [i for i in range(found.chunks) if i not in found.texts], range(len(chunks))
     assert found.expected == pytest.approx(costs.first_token(_size(offered, own)))
-    for seconds_of in (costs.first_token, costs.work)[: 1 + busy]:
-        taken, text = seconds_of(_size(offered, own)), seconds_of(_size(offered, ()))
-        if not any(chunks[i].missing for i in own):
-            # Nothing was invested: it is no later than text.
-            assert taken <= text + 1e-12
-        elif not any(chunks[i].uses for i in own):
-            sure = all(chunks[i].known for i in own)
-            assert taken <= (1 if sure else 0.9) * text + 1e-12
-    if not busy and not any(offer.missing or not offer.known for offer in chunks):
+    sizes = _size(offered, own), _size(offered, ())
+    taken, text = (costs.first_token(size) + others * costs.work(size) for size in sizes)
+    if not any(chunks[i].missing for i in own):
+        # Nothing was invested: it is no later than text.
+        assert taken <= text + 1e-12
+    elif not any(chunks[i].uses for i in own):
+        sure = all(chunks[i].known for i in own)
+        assert taken <= (1 if sure else 0.9) * text + 1e-12
+    if not others and not any(offer.missing or not offer.known for offer in chunks):
         whole = costs.first_token(_size(offered, every))
         assert found.expected is not None and found.expected <= whole + 1e-12
-    assert choose(costs, offered, kept, busy=busy) == found
+    assert choose(costs, offered, kept, others) == found
+    if is_short(costs, offered, others):
+        assert len(found.texts) == found.chunks
 
 
 @pytest.mark.parametrize("device", COSTS)
@@ -102,13 +105,15 @@ def test_new_chunks_are_compiled_where_new_ones_came_again(device: str) -> None:
     assert choose(costs, prompt(*[chunks | {"uses": 0.5}] * 4)).texts == ()
 
 
-def test_a_busy_engine_maps_chunks_where_both_the_request_and_all_others_gain() -> None:
+def test_chunks_are_mapped_that_take_longer_themselves_and_less_of_others() -> None:
     costs = COSTS["cuda"]
-    small, long = prompt(*[{"tokens": 128}] * 2), prompt(*[THERE] * 4)
-    by_work = [costs.work(_size(small, own)) for own in ((0, 1), ())]
-    assert by_work[0] < by_work[1]
-    assert choose(costs, small, busy=True).texts == (0, 1)
-    assert choose(costs, long, busy=True).texts == ()
+    small = prompt(*[{"tokens": 128}] * 2)
+    ways = _size(small, (0, 1)), _size(small, ())
+    own, work = map(costs.first_token, ways), map(costs.work, ways)
+    assert gt(*own) and lt(*work)
+    assert is_short(costs, small) and not is_short(costs, small, 15)
+    assert choose(costs, small).texts == (0, 1)
+    assert choose(costs, small, others=15).texts == ()
 
 
 @pytest.mark.parametrize("device", COSTS)
