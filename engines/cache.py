@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
+from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.plan import Canonical
 from picbench.engines.request import Chunk, Request, Text
@@ -28,27 +29,6 @@ class ChunkInfo:
     idle_s: float
     pinned: bool
     remote: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TierInfo:
-    """What a tier holds, and its counts since the engine started: chunks and bytes.
-
-    `failures` are errors, time-outs and broken values, each of which also counted as a miss.
-    `objects` and `bytes` are None while the tier does not answer.
-    """
-
-    name: str
-    objects: int | None
-    bytes: int | None
-    capacity: int | None
-    hits: int
-    misses: int
-    stored: int
-    refused: int
-    failures: int
-    loaded_bytes: int
-    stored_bytes: int
 
 
 class ChunkCache:
@@ -93,30 +73,14 @@ class ChunkCache:
         ]
 
     @property
-    def tiers(self) -> list[TierInfo]:
-        """The tiers below the pool, nearest first."""
-        usage = self._tier_client.usage
-        return [
-            TierInfo(
-                name=name,
-                objects=held.objects if (held := usage.get(name)) else None,
-                bytes=held.bytes if held else None,
-                capacity=held.capacity if held else None,
-                hits=done.hits,
-                misses=done.misses,
-                stored=done.stored,
-                refused=done.refused,
-                failures=done.errors + done.timeouts + done.corrupt,
-                loaded_bytes=done.bytes_read,
-                stored_bytes=done.bytes_written,
-            )
-            for name, done in self._tier_client.counters.items()
-        ]
+    def tiers(self) -> Mapping[str, Counters]:
+        """What each tier below the pool did since the engine started, by name, nearest first."""
+        return self._tier_client.counters
 
     @property
     def moved(self) -> Mapping[str, tuple[int, int]]:
         """Bytes (loaded, stored) by tier since the engine started."""
-        return {t.name: (t.loaded_bytes, t.stored_bytes) for t in self.tiers}
+        return {name: (done.bytes_read, done.bytes_written) for name, done in self.tiers.items()}
 
     def stored(self, chunks: Chunks, prefix: Text | None = None, salt: str | None = None) -> int:
         """How many of the chunks a tier has, as far as is known, or need not (`recomputed`)."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
-from picbench.engines.chunk_cache.tiers.tier import Usage
 from picbench.engines.planning.keys import Key
 
 
@@ -39,7 +38,7 @@ class Arena:
         self, capacity: int, row_bytes: int, evicted: Callable[[Key], None] = lambda _: None
     ) -> None:
         self.rows = capacity // row_bytes
-        self._capacity = capacity
+        self.capacity = capacity
         self._row_bytes = row_bytes
         self._evicted = evicted
         self._extents: OrderedDict[Key, Extent] = OrderedDict()
@@ -128,10 +127,10 @@ class Arena:
                 filling.listed = False
         return list(self._freed)
 
-    def usage(self) -> Usage:
-        """What is held; `bytes` includes what is being filled."""
-        held = self._fresh - len(self._freed)
-        return Usage(len(self._extents), held * self._row_bytes, self._capacity)
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of rows that are someone's, those that are being filled included."""
+        return (self._fresh - len(self._freed)) * self._row_bytes
 
     def counters(self) -> Counters:
         """What was done so far, chunk by chunk."""

@@ -153,7 +153,6 @@ def tier_values(done: Mapping[str, Counters], arena: Arena | None) -> Values:
     }
     # Far tiers are not asked: a step would wait for them.
     if arena is not None:
-        held = arena.usage()
-        sizes = {"held": held.bytes or 0, "capacity": held.capacity or 0}
+        sizes = {"held": arena.held_bytes, "capacity": arena.capacity}
         found |= {f"tier_{name}_bytes|host": size for name, size in sizes.items()}
     return found

@@ -175,12 +175,12 @@ def warm_tiers(config: WarmConfig, dtype: str, out: TextIO) -> int:
         found = cache.tiers
         kept = cache.stored(chunks, prefix, salt=config.salt)
         short = cache.recomputed(chunks, prefix, salt=config.salt)
-    table = Table("tier", "holds", "bytes", "stored now", "bytes stored", "refused", "failures")
-    for tier in found:
-        held = ["?" if n is None else str(n) for n in (tier.objects, tier.bytes)]
-        done = (tier.stored, tier.stored_bytes, tier.refused, tier.failures)
-        table.add_row(tier.name, *held, *map(str, done))
+    table = Table("tier", "stored now", "bytes stored", "refused", "failures")
+    for name, tier in found.items():
+        done = (tier.stored, tier.bytes_written, tier.refused, tier.failures)
+        table.add_row(name, *map(str, done))
     PipedConsole(file=out).print(table)
+    print(f"{kept - short} of {len(chunks)} chunks are in tiers", file=out)
     if short:
         what = "have nothing to store: requests recompute all of their tokens"
         print(f"{short} of {len(chunks)} chunks {what} under {config.algo}", file=out)

@@ -10,7 +10,7 @@ from threading import BoundedSemaphore, Lock, Thread
 from typing import TypeVar
 
 from picbench.engines.chunk_cache.tiers.envelope import unseal
-from picbench.engines.chunk_cache.tiers.tier import Buffer, Key, Tier, Usage
+from picbench.engines.chunk_cache.tiers.tier import Buffer, Key, Tier
 
 T = TypeVar("T")
 
@@ -136,6 +136,11 @@ class Counters:
     bytes_read: int = 0
     bytes_written: int = 0
 
+    @property
+    def failures(self) -> int:
+        """Errors, time-outs and broken values, each of which also counted as a miss."""
+        return self.errors + self.timeouts + self.corrupt
+
 
 class GuardedTier:
     """A tier whose calls never raise, never outlast a deadline and only return intact values.
@@ -238,10 +243,6 @@ class GuardedTier:
 
         self._note_unread(keys)
         return self._ask(delete, False, writes=True)
-
-    def usage(self) -> Usage | None:
-        """What the tier holds, None if it does not answer."""
-        return self._ask(self._tier.usage, None)
 
     def counters(self) -> Counters:
         """What the tier has done so far; makes no call."""

@@ -16,7 +16,7 @@ from picbench.engines.chunk_cache.tiers.envelope import (
     stamp,
 )
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters, GuardedTier
-from picbench.engines.chunk_cache.tiers.tier import Key, Payload, Usage
+from picbench.engines.chunk_cache.tiers.tier import Key, Payload
 
 T = TypeVar("T")
 
@@ -279,10 +279,6 @@ class TierStack:
     def counters(self) -> dict[str, Counters]:
         """What each tier has done, by name; makes no call."""
         return {tier.name: tier.counters() for tier in self._tiers}
-
-    def usage(self) -> dict[str, Usage | None]:
-        """What each tier holds, by name; None for one that does not answer by its deadline."""
-        return {tier.name: tier.usage() for tier in self._tiers}
 
     def close(self, timeout: float = 5.0) -> bool:
         """Finish or drop what is pending in `timeout` s, close the tiers; whether all ended."""

@@ -142,19 +142,6 @@ def pageable(nbytes: int) -> memoryview:
     return np.empty(nbytes, np.uint8).data
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a tier holds.
-
-    `objects` and `bytes` count what is there now, of all processes that share the tier; None where
-    the store does not say. `capacity` is in bytes, None where the tier has no bound of its own.
-    """
-
-    objects: int | None
-    bytes: int | None
-    capacity: int | None
-
-
 #: A key that no value has.
 _ASKED_FOR = b"?" * 32
 
@@ -228,10 +215,6 @@ class Tier(ABC):
     @abstractmethod
     def delete(self, keys: Sequence[Key]) -> None:
         """Delete values; missing ones are no error."""
-
-    def usage(self) -> Usage:
-        """What the tier holds; unknown where the store does not report it."""
-        return Usage(objects=None, bytes=None, capacity=None)
 
     @abstractmethod
     def close(self) -> None:

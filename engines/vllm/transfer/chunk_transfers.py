@@ -20,7 +20,6 @@ from picbench.engines.chunk_cache.tiers.stack import (
     Ticket,
     TierStack,
 )
-from picbench.engines.chunk_cache.tiers.tier import Usage
 from picbench.engines.chunk_cache.transfers import ChunkLoad
 from picbench.engines.planning.keys import Key
 from picbench.engines.vllm.transfer.copies import Pending, PlainCopies
@@ -142,11 +141,6 @@ class ChunkTransfers:
         """What each tier did since the engine started, by name, nearest first."""
         nearest = {Host.kind: self.arena.counters()} if self.arena else {}
         return nearest | self._stack.counters()
-
-    def usage(self) -> dict[str, Usage | None]:
-        """What each tier holds, by name; None for one that does not answer."""
-        nearest = {Host.kind: self.arena.usage()} if self.arena else {}
-        return nearest | self._stack.usage()
 
     def holds(self, name: Key) -> bool:
         """Whether the host tier has a chunk."""

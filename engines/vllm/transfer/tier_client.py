@@ -18,7 +18,6 @@ from picbench.engines.chunk_cache.tiers.backends.host import Host
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
 from picbench.engines.chunk_cache.tiers.notation import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import EraseWork, Ticket
-from picbench.engines.chunk_cache.tiers.tier import Usage
 from picbench.engines.chunk_cache.transfers import (
     Erasure,
     LoadCommand,
@@ -105,13 +104,8 @@ class TierClient:
 
     @property
     def counters(self) -> dict[str, Counters]:
-        """What each tier did since the engine started, by name."""
+        """What each tier did since the engine started, by name, nearest first."""
         return self._chunks.counters()
-
-    @property
-    def usage(self) -> dict[str, Usage | None]:
-        """What each tier holds, by name; None for one that does not answer."""
-        return self._chunks.usage()
 
     @property
     def workspace_bytes(self) -> int:

@@ -85,9 +85,8 @@ class Books(RuleBasedStateMachine):
         owned = [row for extent in extents.values() for row in extent.rows]
         assert len(owned) == len(set(owned))
         assert set(owned) <= set(range(ROWS))
-        usage = self.arena.usage()
-        assert usage.bytes == ROW * len(owned)
-        assert usage.objects == len(listed)
+        assert self.arena.held_bytes == ROW * len(owned)
+        assert len(self.arena._extents) == len(listed)
 
 
 def test_no_row_is_reused_while_it_is_copied() -> None:
@@ -117,7 +116,7 @@ def test_the_least_recently_used_chunk_makes_room(use: Callable[[Arena, bytes], 
     use(arena, b"a")
     stored(arena, b"c", 1)
     assert [name in arena for name in (b"a", b"b", b"c")] == [True, False, True]
-    assert arena.usage().objects == 2
+    assert len(arena._extents) == 2
     assert not arena.touch(b"b")
 
 
@@ -144,11 +143,11 @@ def test_nothing_is_evicted_for_what_does_not_fit() -> None:
     assert arena.reserve(b"c", 3) is None
     assert b"b" in arena
     assert held is not None
-    counters, usage = arena.counters(), arena.usage()
+    counters = arena.counters()
     assert (counters.hits, counters.misses) == (1, 1)
     assert (counters.stored, counters.refused) == (2, 1)
     assert (counters.bytes_read, counters.bytes_written) == (2 * ROW, 4 * ROW)
-    assert (usage.objects, usage.capacity) == (2, 4 * ROW)
+    assert (len(arena._extents), arena.capacity) == (2, 4 * ROW)
 
 
 def test_rows_of_an_evicted_chunk_are_reused_in_order() -> None:
@@ -166,7 +165,7 @@ def test_what_was_being_filled_when_all_was_cleared_is_not_found() -> None:
     arena.commit(filling)
     assert b"a" not in arena
     arena.release(filling)
-    assert arena.usage().bytes == 0
+    assert arena.held_bytes == 0
 
 
 def test_rows_of_a_copy_that_was_given_up_are_reused_in_order() -> None:

@@ -88,5 +88,5 @@ def test_redis_may_die_and_come_back(
         redis_process.start()
         engine.reset(tiers=False)
         assert [r.tokens for r in serve(engine, *requests)] == [r.tokens for r in expected]
-        (tier,) = engine.cache.tiers
+        (tier,) = engine.cache.tiers.values()
         assert tier.failures > 0

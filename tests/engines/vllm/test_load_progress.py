@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from chunk_bench import config, using_tiers
+from held import held
 from tier_faults import Far, Stuck
 
 from picbench.engines.engine import Engine
@@ -108,10 +109,11 @@ def test_a_chunk_that_begins_like_another_is_copied_with_it(engine: Engine, draw
     shorter = Chunk(tokens=longer.tokens[:32])
     both = Request([longer, shorter, Text(tokens=draw(5, 111))], "epic:k=4")
     expected = alone(engine, [both])
-    with using_tiers(engine, Far(capacity=4 * engine.describe()["block_bytes"])):
+    far = Far(capacity=4 * engine.describe()["block_bytes"])
+    with using_tiers(engine, far):
         for chunk in (shorter, longer):
             results(engine, submit(engine, Request([chunk, Text(tokens=draw(5, 112))], "epic:k=4")))
-        assert engine.cache.tiers[0].objects == 1
+        assert held(far)[0] == 1
         submit(engine, both)
         # Nothing is compiled or loaded: the prompt and the second token take a step each.
         [found] = [result for _ in range(9) for result in engine.step().values()]

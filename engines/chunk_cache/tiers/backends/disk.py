@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import ClassVar, Self
 
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec
 
 #: What a full disk, quota or file-size limit says.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -109,10 +109,6 @@ class Disk(Tier):
         self._index.remove(keys)
         for key in keys:
             self._files.remove(key)
-
-    def usage(self) -> Usage:
-        """What all processes keep in the folder; `bytes` includes values that are being written."""
-        return Usage(*self._index.totals(), self._capacity)
 
     def close(self) -> None:
         """Close the index; values stay."""
@@ -320,12 +316,6 @@ class DiskIndex:
         """Remove values from the index."""
         with self._transaction() as run:
             run.executemany("DELETE FROM value WHERE key = ?", [(key,) for key in keys])
-
-    def totals(self) -> tuple[int, int]:
-        """(objects, bytes), reservations included."""
-        with self._transaction("BEGIN") as run:
-            objects, nbytes = run.execute("SELECT objects, bytes FROM total").fetchone()
-            return objects, nbytes
 
     def close(self) -> None:
         """Close the file."""

@@ -11,15 +11,7 @@ from threading import Lock
 from typing import ClassVar, Self
 
 from picbench.engines.chunk_cache.tiers.envelope import copy_bytes
-from picbench.engines.chunk_cache.tiers.tier import (
-    Allocate,
-    Buffer,
-    Key,
-    Tier,
-    TierSpec,
-    Usage,
-    pageable,
-)
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, pageable
 from picbench.engines.config import physical_memory
 
 
@@ -85,11 +77,6 @@ class Host(Tier):
         with self._lock:
             for key in keys:
                 self._drop(key)
-
-    def usage(self) -> Usage:
-        """What is held; `bytes` includes values that are being copied."""
-        with self._lock:
-            return Usage(len(self._values), self._bytes, self._capacity)
 
     def close(self) -> None:
         """Forget everything."""

@@ -5,15 +5,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, NoReturn, Self
 from urllib.parse import urlsplit
 
-from picbench.engines.chunk_cache.tiers.tier import (
-    Allocate,
-    Buffer,
-    Key,
-    Tier,
-    TierSpec,
-    Usage,
-    pageable,
-)
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, pageable
 from picbench.engines.config import secret
 
 #: Servers close the connection on longer strings (proto-max-bulk-len's default).
@@ -23,7 +15,6 @@ _VALUES = b"picbench:v:"
 _DOCUMENT = b"picbench:d:"
 _ERASED = b"picbench:erased"
 _MOST_ERASED = 10_000
-_SCAN = 1000
 _READ_BYTES = 1 << 20  # values are megabytes; the client's default is 64 KiB
 
 # KEYS: order, sizes, state. ARGV: key, value, capacity, prefix of values, milliseconds to live or
@@ -101,7 +92,6 @@ class Redis(Tier):
         self.name = name
         self._client = _connect(client_library, url, timeout)
         self._bound = RedisBound(self._client, _VALUES, capacity) if capacity else None
-        self._capacity = capacity
         self._largest = min(capacity or LARGEST_VALUE, LARGEST_VALUE)
         self._expiry = max(1, round(ttl * 1000)) if ttl else None
         self._error: type[Exception] = client_library.exceptions.ResponseError
@@ -218,17 +208,6 @@ class Redis(Tier):
         found = self._client.xread({_ERASED: after}, count=1000)
         return [(entry, told[b"chunks"]) for _, entries in found for entry, told in entries]
 
-    def usage(self) -> Usage:
-        """What all clients keep in the server's database, by scanning it."""
-        objects = nbytes = cursor = 0
-        while True:
-            cursor, keys = self._client.scan(cursor, match=_VALUES + b"*", count=_SCAN)
-            lengths = self._lengths(keys)
-            objects += len(lengths)
-            nbytes += sum(lengths)
-            if not cursor:
-                return Usage(objects, nbytes, self._capacity)
-
     def close(self) -> None:
         """Close the connections; values stay."""
         self._client.close()
@@ -257,13 +236,6 @@ class Redis(Tier):
         except self._error as error:
             if not _is_full(error):
                 raise
-
-    def _lengths(self, keys: Sequence[bytes]) -> list[int]:
-        """Lengths in bytes of those of the keys that are values."""
-        with self._client.pipeline(transaction=False) as pipeline:
-            for key in keys:
-                pipeline.strlen(key)
-            return [length for length in pipeline.execute() if length]
 
 
 class RedisBound:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis as redis_client
+from held import held
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
@@ -80,10 +81,9 @@ class Contract(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_right_and_bounded(self) -> None:
-        usage = self.tier.usage()
-        held = sum(map(len, self.model.values()))
-        assert (usage.objects, usage.bytes) == (len(self.model), held)
-        assert held <= CAPACITY == usage.capacity
+        nbytes = sum(map(len, self.model.values()))
+        assert held(self.tier) == (len(self.model), nbytes)
+        assert nbytes <= CAPACITY
 
     def _put(self, key: bytes, value: bytes) -> bool:
         if len(value) > CAPACITY:

@@ -5,7 +5,7 @@ from threading import Event
 from typing import ClassVar, Self
 
 from picbench.engines.chunk_cache.tiers.backends.host import Host
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec
 
 
 class Far(Tier):
@@ -39,9 +39,6 @@ class Far(Tier):
     def delete(self, keys: Sequence[Key]) -> None:
         self.calls.append("delete")
         self.inner.delete(keys)
-
-    def usage(self) -> Usage:
-        return self.inner.usage()
 
     def close(self) -> None:
         self.calls.append("close")

@@ -101,10 +101,10 @@ def test_many_chunks_leave_memory_as_it_was() -> None:
         if number * AT_ONCE * 2 in (CHUNKS, 2 * CHUNKS):
             gc.collect()
             blocks.append(sys.getallocatedblocks())
-    usage, done = client.usage["host"], client.counters["host"]
+    arena, done = client._chunks.arena, client.counters["host"]
     client.close()
-    assert usage is not None
-    assert (done.stored, usage.objects) == (CHUNKS, 100)
+    assert arena is not None
+    assert (done.stored, len(arena._extents)) == (CHUNKS, 100)
     # Of Python's memory, of which a chunk takes some 50 while it is known.
     assert blocks[1] - blocks[0] < 1000
     assert len(store._records) <= BLOCKS + 100

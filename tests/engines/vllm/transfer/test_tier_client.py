@@ -335,7 +335,7 @@ class Engine(RuleBasedStateMachine):
         arena = self.client._chunks.arena
         if arena is not None:
             arena.clear()
-            assert arena.usage().bytes == 0
+            assert arena.held_bytes == 0
         budget = self.client._chunks._passing
         assert budget.take(256 << 20)
         self.client.close()

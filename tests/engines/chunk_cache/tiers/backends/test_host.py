@@ -1,6 +1,7 @@
 """What only the host tier promises."""
 
 import pytest
+from held import held
 
 from picbench.engines.chunk_cache.tiers.backends.host import Host
 
@@ -40,8 +41,7 @@ def test_no_memory_means_not_kept_and_not_counted() -> None:
 
     host = Host(100, allocate)
     assert host.put([(A, b"value")]) == [False]
-    usage = host.usage()
-    assert (usage.objects, usage.bytes) == (0, 0)
+    assert held(host) == (0, 0)
 
 
 def test_the_bound_holds_while_a_value_is_being_copied() -> None:
@@ -56,4 +56,4 @@ def test_the_bound_holds_while_a_value_is_being_copied() -> None:
     host = Host(8, allocate)
     assert host.put([(A, b"1234")]) == [True]
     assert asked == [[False]]
-    assert host.usage().bytes == 4
+    assert held(host)[1] == 4
