@@ -1,4 +1,4 @@
-"""Settings, each declared once: those of `run`, `compare`, `traffic`, `profile` and `warm`.
+"""Settings, each declared once: those of `run`, `compare`, `traffic`, `profile`, `serve` and `warm`.
 
 A field of a settings model has its default, its bounds and its description here; the command line
 makes its flags of them (`picbench.cli.options.options_of`), sweeps take their keys from them, and
@@ -298,6 +298,22 @@ class ProfileConfig(SettingsModel):
     grid.json of picbench measure break-even --seconds 300."""
     figure: File | None = setting(None, metavar="FILE")
     """Draw the computed tokens, as FILE.png and FILE.svg."""
+
+
+class ServeConfig(SettingsModel):
+    """What servers do with prompts; each field is an option of `picbench serve`."""
+
+    algo: str = setting("mepic", metavar="NAME[:OPTION=VALUE...]")
+    """The algorithm of requests that name none; see picbench list algorithms."""
+    marks: str | None = setting(None, metavar="on|OPEN,CLOSE")
+    """Make chunks of the text between marks in prompts; on: <<doc>> and <</doc>>."""
+    parts: str | None = setting(None, metavar="KIND[,KIND...]")
+    """Make chunks of documents, breakpoints, tools, turns or templates in messages; without
+    --marks, only of these: marks are secret then."""
+    usage: bool = setting(False)
+    """Say in usage.pic of every answer what became of the prompt, not only where it is asked."""
+    show_command: bool = setting(False)
+    """Print the command that would start the server, for a shell, and start nothing."""
 
 
 class WarmConfig(SettingsModel):

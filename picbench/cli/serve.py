@@ -10,51 +10,24 @@ import click
 from picbench.cli.guard import GuardedCommand
 from picbench.cli.options import options_of
 
-_MARKS = click.option(
-    "--marks",
-    metavar="on|OPEN,CLOSE",
-    help="Make chunks of the text between marks in prompts; on: <<doc>> and <</doc>>.",
-)
-_PARTS = click.option(
-    "--parts",
-    metavar="KIND[,KIND...]",
-    help="Make chunks of documents, breakpoints, tools, turns or templates in messages; without "
-    "--marks, only of these: marks are secret then.",
-)
+_SERVE = "picbench.settings:ServeConfig"
 
 
 @click.command(cls=GuardedCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("model", metavar="MODEL")
 @click.argument("flags", metavar="[VLLM_FLAG]...", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    *("--algo", "algorithm"),
-    default="mepic",
-    show_default=True,
-    metavar="NAME[:OPTION=VALUE...]",
-    help="The algorithm of requests that name none; see picbench list algorithms.",
-)
+@options_of(_SERVE)
 @options_of("picbench.settings:RunConfig", only=("tiers", "on_pressure", "compile_order", "device"))
-@_MARKS
-@_PARTS
-@click.option(
-    "--usage",
-    is_flag=True,
-    help="Say in usage.pic of every answer what became of the prompt, not only where it is asked.",
-)
 @click.option(
     "--salts/--no-salts",
     default=None,
     help="Share KV only among clients of one API key; by default where the server has several.",
 )
-@click.option(
-    "--show-command",
-    is_flag=True,
-    help="Print the command that would start the server, for a shell, and start nothing.",
-)
 def serve(
     *,
     model: str,
     flags: tuple[str, ...],
+    algo: str,
     marks: str | None,
     parts: str | None,
     show_command: bool,
@@ -75,10 +48,10 @@ def serve(
             raise click.UsageError(f"{word}: give MODEL first, then the flags of vLLM")
     _check_spelling(flags)
     try:
-        parse(given["algorithm"])
+        parse(algo)
     except ConfigError as error:
         raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
-    given["marks"] = _marks(marks)
+    given |= {"algorithm": algo, "marks": _marks(marks)}
     if parts is not None:
         secret = token_hex(8)
         given["parts"] = parts.split(",")
@@ -108,8 +81,7 @@ def serve(
 @click.option("--indexer", default="http://localhost:8090", help="Where the indexer answers.")
 @click.option("--host", default="127.0.0.1", help="The router's own address; all: 0.0.0.0.")
 @click.option("--port", default=8080, type=click.IntRange(1, 65535), help="The router's own port.")
-@_MARKS
-@_PARTS
+@options_of(_SERVE, only=("marks", "parts"))
 def route(
     *, servers: Any, indexer: str, host: str, port: int, marks: str | None, parts: str | None
 ) -> None:

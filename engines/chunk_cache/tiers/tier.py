@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from math import inf
 from types import ModuleType
-from typing import ClassVar, NoReturn, Self, TypeAlias
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -166,10 +166,11 @@ class Tier(ABC):
     name: str
 
     @classmethod  # noqa: B027
-    def check(cls, spec: TierSpec) -> None:
+    def check(cls, spec: TierSpec) -> Any:
         """Raise ConfigError for a spec that the kind does not take, before anything is started.
 
-        Opens and imports nothing. Kinds without it are checked when they are opened.
+        Opens and imports nothing; returns what the kind has use for. Kinds without it are checked
+        when they are opened.
         """
 
     @classmethod

@@ -58,7 +58,7 @@ class TierClient:
     def __init__(self, tiers: str) -> None:
         specs = parse_tiers(tiers)
         nearest = specs[:1] if specs and specs[0].kind == Host.kind else []
-        self._capacity = sum(map(Host.capacity_of, nearest))
+        self._capacity = sum(map(Host.check, nearest))
         far = specs[len(nearest) :]
         self._stack = open_tiers(far, taken=[spec.kind for spec in nearest])
         timer = StreamTimer if torch.cuda.is_available() else WallTimer

@@ -43,14 +43,10 @@ class Disk(Tier):
         self._index.adopt(self._files.scan(self._index.keys()))
 
     @classmethod
-    def check(cls, spec: TierSpec) -> None:
-        """Refuse what has no folder or no capacity."""
+    def check(cls, spec: TierSpec) -> Path:
+        """The folder; refuse what has none, or no capacity."""
         spec.check_options()
         spec.require_capacity()
-        cls._folder(spec)
-
-    @classmethod
-    def _folder(cls, spec: TierSpec) -> Path:
         try:
             return Path(spec.require_location("a folder", cls.notation)).expanduser()
         except RuntimeError as error:  # No user has the name after the tilde.
@@ -59,7 +55,7 @@ class Disk(Tier):
     @classmethod
     def probe(cls, spec: TierSpec) -> None:
         """Refuse a folder that cannot be written to or made, and a capacity beyond the disk's."""
-        root = cls._folder(spec)
+        root = cls.check(spec)
         nearest = next(path for path in (root, *root.absolute().parents) if path.exists())
         # /proc takes no files, and its permissions do not say so.
         size = shutil.disk_usage(nearest).total
@@ -71,12 +67,10 @@ class Disk(Tier):
     @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``disk:/path:20GiB``; a missing folder is created."""
-        spec.check_options()
-        capacity = spec.require_capacity()
-        root = cls._folder(spec)
+        root = cls.check(spec)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            return cls(root, capacity)
+            return cls(root, spec.require_capacity())
         except (OSError, sqlite3.Error) as error:
             spec.reject(f"cannot use the folder: {error}", "name a folder that can be written to")
 

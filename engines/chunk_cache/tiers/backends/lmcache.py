@@ -34,20 +34,16 @@ class LMCache(Tier):
         self._idle: list[socket.socket] = []
 
     @classmethod
-    def check(cls, spec: TierSpec) -> None:
-        """Refuse what is not a host and a port."""
-        cls._address_of(spec)
-
-    @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``lmcache:host:port``; the client is LMCache's, which imports torch."""
-        address = cls._address_of(spec)
+        address = cls.check(spec)
         spec.import_client("lmcache")
         protocol = spec.import_client("lmcache.v1.protocol")
         return cls(protocol, address, spec.deadline)
 
     @classmethod
-    def _address_of(cls, spec: TierSpec) -> tuple[str, int]:
+    def check(cls, spec: TierSpec) -> tuple[str, int]:
+        """The host and the port; refuse all else."""
         spec.check_options()
         if spec.capacity is not None:
             spec.reject("the server has no bound", "leave the capacity out")

@@ -33,15 +33,9 @@ class Mooncake(Tier):
         self._store: Any = None
 
     @classmethod
-    def check(cls, spec: TierSpec) -> None:
-        """Refuse what has no master, and sizes that are none."""
-        cls._master_of(spec)
-        spec.size("buffer", _BUFFER)
-
-    @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``mooncake:master:port[:segment][?...]``; the segment is this process's share."""
-        master = cls._master_of(spec)
+        master = cls.check(spec)
         options = spec.options
         arguments = (
             options.get("host", "127.0.0.1"),
@@ -56,8 +50,10 @@ class Mooncake(Tier):
         return cls(library, arguments, name=f"{cls.kind}:{master}")
 
     @classmethod
-    def _master_of(cls, spec: TierSpec) -> str:
+    def check(cls, spec: TierSpec) -> str:
+        """The master; refuse what has none, and sizes that are none."""
         spec.check_options(*_OPTIONS)
+        spec.size("buffer", _BUFFER)
         master = spec.require_location("the master's address", cls.notation)
         # A malformed segment ends up after the port; in a URL, masters are elected.
         if "://" not in master and not master.rpartition(":")[2].isdecimal():

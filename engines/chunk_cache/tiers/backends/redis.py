@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, pageable
@@ -97,14 +97,22 @@ class Redis(Tier):
         self._error: type[Exception] = client_library.exceptions.ResponseError
 
     @classmethod
-    def check(cls, spec: TierSpec) -> None:
-        """Refuse what has no server, a port that is none, and options without a meaning."""
-        address = cls._address_of(spec)
+    def check(cls, spec: TierSpec) -> str:
+        """The address; refuse what has none, a port that is none, and options without a meaning."""
+        spec.check_options("ttl", "tls")
+        address = spec.require_location("a server", cls.notation)
+        if spec.options.get("tls", "off") not in ("on", "off"):
+            spec.reject(f"tls={spec.options['tls']} is not possible", "write tls=on or tls=off")
         spec.seconds("ttl")
         try:
             urlsplit(f"redis:{address}").port  # noqa: B018
+            if not address.startswith("//"):
+                raise ValueError("it does not begin with //")
         except ValueError as error:
-            cls._reject(spec, error)
+            # What the error quotes may be of a password.
+            why = "" if "@" in spec.location else f": {error}"
+            spec.reject(f"cannot read the address{why}", f"write {cls.notation}")
+        return address
 
     @classmethod
     def probe(cls, spec: TierSpec) -> None:
@@ -120,34 +128,16 @@ class Redis(Tier):
     @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``redis://[user:password@]host[:port][/database][:capacity][?ttl=1h&tls=on]``."""
-        address = cls._address_of(spec)
+        address = cls.check(spec)
         scheme = "rediss" if spec.options.get("tls") == "on" else "redis"
-        library = spec.import_client("redis")
-        try:
-            return cls(
-                f"{scheme}:{address}",
-                name=f"{scheme}://{address.rpartition('@')[2].lstrip('/')}",
-                client_library=library,
-                capacity=spec.capacity,
-                ttl=spec.seconds("ttl"),
-                timeout=spec.deadline,
-            )
-        except ValueError as error:
-            cls._reject(spec, error)
-
-    @classmethod
-    def _reject(cls, spec: TierSpec, error: ValueError) -> NoReturn:
-        # What the error quotes may be of a password.
-        why = "" if "@" in spec.location else f": {error}"
-        spec.reject(f"cannot read the address{why}", f"write {cls.notation}")
-
-    @classmethod
-    def _address_of(cls, spec: TierSpec) -> str:
-        spec.check_options("ttl", "tls")
-        address = spec.require_location("a server", cls.notation)
-        if spec.options.get("tls", "off") not in ("on", "off"):
-            spec.reject(f"tls={spec.options['tls']} is not possible", "write tls=on or tls=off")
-        return address
+        return cls(
+            f"{scheme}:{address}",
+            name=f"{scheme}://{address.rpartition('@')[2].lstrip('/')}",
+            client_library=spec.import_client("redis"),
+            capacity=spec.capacity,
+            ttl=spec.seconds("ttl"),
+            timeout=spec.deadline,
+        )
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
         """Whether the server holds a value, per key."""

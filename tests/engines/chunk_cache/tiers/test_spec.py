@@ -100,6 +100,7 @@ def test_what_is_wrong_is_said_with_the_flag(text: str, problem: str) -> None:
         ("disk:/kv:nanGiB", "a capacity is missing"),
         ("disk:infGiB", "a capacity is missing"),
         ("redis://h:6379:nanGiB", "cannot read the address"),
+        ("redis:h", "cannot read the address: it does not begin with //"),
         ("redis:", "a server is missing"),
         ("redis://h:1GiB?ttl=nans", "ttl=nans is not a duration"),
         ("redis://h:1GiB?tls=yes", "tls=yes is not possible"),
