@@ -1,4 +1,4 @@
-"""Settings, each declared once: those of `run`, `compare`, `traffic`, `profile`, `serve` and `warm`.
+"""Settings, each declared once: of `run`, `compare`, `traffic`, `profile`, `serve` and `warm`.
 
 A field of a settings model has its default, its bounds and its description here; the command line
 makes its flags of them (`picbench.cli.options.options_of`), sweeps take their keys from them, and

@@ -1,7 +1,7 @@
 """Chunks or text: each request is served in the way that is expected to be sooner."""
 
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, replace
+from dataclasses import Field, dataclass, field, replace
 from typing import Any, ClassVar
 
 from picbench.engines.algorithms.base import Algorithm
@@ -26,17 +26,12 @@ class Auto(Algorithm):
     summary: ClassVar[str] = "chunks as in auto:[reorder:]ALGORITHM (mepic), or text if sooner"
 
     inner: Algorithm = _MEPIC
-    reordered: bool = False
-
-    @property
-    def reorders(self) -> bool:
-        """As it is `reordered`."""
-        return self.reordered
+    reorders: bool = field(default=False, kw_only=True)  # type: ignore[misc]
 
     @property
     def served(self) -> str:
         """The same without another order."""
-        return replace(self, reordered=False).spec
+        return replace(self, reorders=False).spec
 
     @property
     def pads(self) -> Pad:
@@ -57,7 +52,7 @@ class Auto(Algorithm):
     @property
     def spec(self) -> str:
         """``auto``, ``reorder`` if so, and the algorithm of the chunks unless it is mepic."""
-        own = f"{self.name}:reorder" if self.reordered else self.name
+        own = f"{self.name}:reorder" if self.reorders else self.name
         return own if self.inner == _MEPIC else f"{own}:{self.inner.spec}"
 
     @classmethod

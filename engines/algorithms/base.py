@@ -75,13 +75,8 @@ class Algorithm(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     reuse: ClassVar[Reuse] = Reuse.CHUNKS
-
-    @property
-    def reorders(self) -> bool:
-        """Whether prompts are changed before an engine gets them: chunks in another order, each
-        once.
-        """
-        return False
+    #: Whether prompts are changed before an engine gets them: chunks in another order, each once.
+    reorders: ClassVar[bool] = False
 
     @abstractmethod
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:

@@ -59,7 +59,8 @@ class Registry:
         if issubclass(kind, Auto) and settings:
             reordered, inner = settings[0] == Reorder.name, ":".join(settings)
             inner = inner.removeprefix(Reorder.name).removeprefix(":") if reordered else inner
-            return kind(self._inner(spec, inner), reordered) if inner else kind(reordered=reordered)
+            chunks = (self._inner(spec, inner),) if inner else ()
+            return kind(*chunks, reorders=reordered)
         values: dict[str, Any] = {}
         for setting in settings:
             option, value = _setting(kind, spec, setting)

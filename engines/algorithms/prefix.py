@@ -35,11 +35,7 @@ class Reorder(Prefix):
 
     name: ClassVar[str] = "reorder"
     summary: ClassVar[str] = "prefix caching of prompts whose chunks are put in another order"
-
-    @property
-    def reorders(self) -> bool:
-        """True."""
-        return True
+    reorders: ClassVar[bool] = True
 
     @property
     def served(self) -> str:

@@ -9,7 +9,8 @@ The connectors of the scheduler and of the workers tell after each step what has
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -17,8 +18,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from picbench.engines.chunk_cache.arena import Arena
-from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
+from picbench.plugins import version_of
+
+if TYPE_CHECKING:
+    from picbench.engines.vllm.transfer.tier_client import TierClient
+
+_LOG = logging.getLogger(__name__)
 
 #: All series, by their names without `pic_`: what they show, and their labels. Counters end with
 #: `_total` when they are exposed.
@@ -81,10 +86,18 @@ class ConnectorMetrics:
 
     _read: Callable[[], Values] | None = None
 
-    def report(self, read: Callable[[], Values]) -> None:
-        """From now on tell what changes of the values that `read` returns."""
+    #: Scheduler: what serves, for the log.
+    about = ""
+
+    def report(self, read: Callable[..., Values], *of: Any) -> None:
+        """From now on tell what changes of the values that `read` returns, called with `of`."""
         _log_as_vllm()
-        self._read, self._told = read, dict[str, int]()
+        self._read, self._told = partial(read, *of), dict[str, int]()
+
+    def set_xfer_handshake_metadata(self, metadata: Mapping[int, Any]) -> None:
+        """Scheduler: say once what serves, since its workers have told their namespace."""
+        namespace = metadata.get(0) or "none"
+        _LOG.info("picbench %s: %s, namespace %s", version_of("picbench"), self.about, namespace)
 
     def get_kv_connector_stats(self) -> PicStats | None:
         """What has changed since the last call; the first one has all series, also at zero."""
@@ -143,16 +156,16 @@ def _log_as_vllm() -> None:
         ours.handlers = list(theirs.handlers)
 
 
-def tier_values(done: Mapping[str, Counters], arena: Arena | None) -> Values:
-    """What the tiers of a worker have `done` so far, and what its host memory holds."""
+def tier_values(client: "TierClient") -> Values:
+    """What the tiers of a worker have done so far, and what its host memory holds."""
     found = {
         f"{series}|{label}|{tier}": getattr(counters, name)
-        for tier, counters in done.items()
+        for tier, counters in client.counters.items()
         for series, names in _OF_TIERS.items()
         for label, name in names.items()
     }
     # Far tiers are not asked: a step would wait for them.
-    if arena is not None:
+    if (arena := client._chunks.arena) is not None:
         sizes = {"held": arena.held_bytes, "capacity": arena.capacity}
         found |= {f"tier_{name}_bytes|host": size for name, size in sizes.items()}
     return found

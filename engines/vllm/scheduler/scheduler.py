@@ -9,7 +9,6 @@ replaced, but that the cached blocks of planned requests are looked up and count
 requests is dropped also where upstream refuses to (`reset_prefix_cache`, scheduler.py:2869).
 """
 
-import logging
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -54,9 +53,6 @@ from picbench.engines.vllm.scheduler.usage import UsageReports
 from picbench.engines.vllm.settings import REJECTED, WORKERS, PicSettings
 from picbench.engines.vllm.transfer.connector import PicConnector
 from picbench.errors import ConfigError, EngineError
-from picbench.plugins import version_of
-
-_LOG = logging.getLogger(__name__)
 
 #: How a request of the linker's own ends whose chunk is computed or loaded.
 _SUCCESS = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
@@ -105,9 +101,9 @@ class PicScheduler(Scheduler):
         assert isinstance(self.connector, PicConnector)  # `check_config`
         self.connector.set_planner(self._hooks, self.chunk_store)
         self.connector.report(lambda: self._usage.values(pool))
-        tiers_named = ", ".join(spec.text for spec in specs) or "none"
-        what = version_of("picbench"), settings.algorithm, tiers_named, pool.usable
-        _LOG.info("picbench %s: algorithm %s, tiers %s, %d KV blocks of 16 tokens", *what)
+        named, size = ", ".join(spec.text for spec in specs) or "none", pool.usable
+        what = f"algorithm {settings.algorithm}, tiers {named}, {size} KV blocks of 16 tokens"
+        self.connector.about = what
 
     def plan_early(self, request: Request) -> None:
         """Plan a request that was received, in whatever thread that is (`early_planning.py`)."""

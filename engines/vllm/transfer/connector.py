@@ -78,8 +78,7 @@ class PicConnector(ConnectorMetrics, KVConnectorBase_V1):
             settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
             tiers = settings.on(vllm_config.device_config.device_type).tiers
             self._tier_client = TierClient(tiers or "")
-            client = self._tier_client
-            self.report(lambda: tier_values(client.counters, client._chunks.arena))
+            self.report(tier_values, self._tier_client)
 
     @property
     def requires_kv_delivery(self) -> bool:

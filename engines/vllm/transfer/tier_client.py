@@ -1,7 +1,6 @@
 """The tier client of a worker: moves chunk KV between its pool and the tiers."""
 
 import hashlib
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -38,8 +37,6 @@ from picbench.engines.vllm.transfer.pool_rows import PoolRows
 from picbench.engines.vllm.transfer.step_clock import StepClock, StreamTimer, WallTimer
 from picbench.engines.vllm.transfer.stream_copies import StreamCopies, Streams
 
-_LOG = logging.getLogger(__name__)
-
 #: Seconds that an idle step waits for transfers instead of spinning.
 _WAIT = 0.001
 
@@ -58,7 +55,7 @@ class TierClient:
     def __init__(self, tiers: str) -> None:
         specs = parse_tiers(tiers)
         nearest = specs[:1] if specs and specs[0].kind == Host.kind else []
-        self._capacity = sum(map(Host.check, nearest))
+        self._capacity = sum(map(Host.capacity_of, nearest))
         far = specs[len(nearest) :]
         self._stack = open_tiers(far, taken=[spec.kind for spec in nearest])
         timer = StreamTimer if torch.cuda.is_available() else WallTimer
@@ -99,8 +96,6 @@ class TierClient:
     def set_namespace(self, namespace: bytes) -> None:
         """Set what the KV of this worker depends on besides its tokens."""
         self._namespace = namespace + self._pool.layout
-        if self.has_tiers:
-            _LOG.info("chunks are in tiers under the namespace %s", self._name(b"").hex()[:16])
 
     @property
     def counters(self) -> dict[str, Counters]:
@@ -250,9 +245,8 @@ class TierClient:
         self._stored.clear()
 
     def _erase(self, erasure: Erasure) -> None:
-        zeros = self._pool.empty(1, device=str(self._pool.device)).zero_()
-        zeros = zeros.expand(len(erasure.blocks), *self._pool.shape)
-        self._pool.scatter(self._pool.ids(erasure.blocks), zeros)
+        zero = self._pool.empty(1, device=str(self._pool.device)).zero_()
+        self._pool.scatter(self._pool.ids(erasure.blocks), zero.expand(len(erasure.blocks), -1, -1))
         before = [*self._stores.values(), *(t for _, tasks in self._loads for t in tasks)]
         begin = partial(self._chunks.erase, list(map(self._name, erasure.keys)))
         tell = lambda failed: self._results.erased.update({erasure.number: failed})  # noqa: E731

@@ -85,6 +85,10 @@ class ConnectorWorkerMixin:
         with self._weights_renamed():
             _upstream(super()).finish_weight_update()
 
+    def get_kv_connector_handshake_metadata(self) -> dict[tuple[int, int], Any]:
+        """What its namespace in tiers is called in the log, for the scheduler's connector."""
+        return {(0, 0): self.tier_client.has_tiers and self.tier_client._name(b"").hex()[:16]}
+
     def compile_or_warm_up_model(self) -> Any:
         """Compile the model and capture graphs."""
         with self._connector_scope.active():

@@ -353,7 +353,14 @@ def test_auto_is_any_algorithm_that_compiles_chunks() -> None:
         assert auto.plan_chunk(0, 40) == inner.plan_chunk(0, 40)
 
 
-@pytest.mark.parametrize("spec", ["auto:prefix", "auto:full", "auto:reorder", "auto:auto"])
+def test_auto_may_have_prompts_put_in_another_order() -> None:
+    for spec, served in (("auto:reorder", "auto"), ("auto:reorder:naive", "auto:naive")):
+        found = parse(spec)
+        assert (found.spec, found.served, found.reorders) == (spec, served, True)
+        assert not parse(served).reorders
+
+
+@pytest.mark.parametrize("spec", ["auto:prefix", "auto:full", "auto:auto", "auto:reorder:full"])
 def test_auto_chooses_between_chunks_and_text(spec: str) -> None:
     with pytest.raises(ConfigError, match="serves no chunks"):
         parse(spec)

@@ -847,7 +847,9 @@ def test_the_log_says_in_vllms_format_what_serves(server):
     log = (server.folder / "server.log").read_text()
     [line] = [line for line in log.splitlines() if " algorithm mepic, tiers " in line]
     assert re.match(r"^\(EngineCore.*pid=\d+\)\x1b?.*INFO .*picbench \d", line), line
-    assert "tiers host:4MiB, 119 KV blocks of 16 tokens" in line
+    parts = r"tiers host:4MiB, 119 KV blocks of 16 tokens, namespace [0-9a-f]{16}"
+    assert re.search(rf"picbench \d[\w.+]*: algorithm mepic, {parts}\x1b?", line), line
+    assert log.count("namespace") == 1
 
 
 def wait_until_idle(server: HttpServer, prompt: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ def test_tiers_tell_what_their_counters_have(tmp_path: Path) -> None:
     while client.take_results().pending and time.monotonic() < deadline:
         client.finish_loads()
     done = client.counters
-    found = tier_values(done, client._chunks.arena)
+    found = tier_values(client)
     assert {name.rsplit("|", 1)[1] for name in found} == done.keys() == {"host", f"disk:{tmp_path}"}
     assert {name.split("|")[0] for name in found} <= SERIES.keys()
     for tier, counters in done.items():

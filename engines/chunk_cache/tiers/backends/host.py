@@ -38,20 +38,25 @@ class Host(Tier):
     @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``host:4GiB``: the capacity is required."""
-        return cls(cls.check(spec), allocate)
+        return cls(cls.capacity_of(spec), allocate)
 
     @classmethod
-    def check(cls, spec: TierSpec) -> int:
-        """The capacity in bytes; refuse all else."""
-        spec.refuse_location()
-        spec.check_options()
-        return spec.require_capacity()
+    def check(cls, spec: TierSpec) -> None:
+        """Refuse all but a capacity."""
+        cls.capacity_of(spec)
 
     @classmethod
     def probe(cls, spec: TierSpec) -> None:
         """Refuse a capacity beyond the machine's memory."""
-        if cls.check(spec) > (size := physical_memory()):
+        if cls.capacity_of(spec) > (size := physical_memory()):
             spec.reject(f"this machine has {size >> 20:,} MiB of memory", "lower the capacity")
+
+    @staticmethod
+    def capacity_of(spec: TierSpec) -> int:
+        """The capacity in bytes that a spec gives; raises ConfigError for any other spec."""
+        spec.refuse_location()
+        spec.check_options()
+        return spec.require_capacity()
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
         """Whether a value is there, per key."""
