@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -19,9 +19,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from picbench.plugins import version_of
-
-if TYPE_CHECKING:
-    from picbench.engines.vllm.transfer.tier_client import TierClient
 
 _LOG = logging.getLogger(__name__)
 
@@ -156,8 +153,8 @@ def _log_as_vllm() -> None:
         ours.handlers = list(theirs.handlers)
 
 
-def tier_values(client: "TierClient") -> Values:
-    """What the tiers of a worker have done so far, and what its host memory holds."""
+def tier_values(client: Any) -> Values:
+    """What the tiers of a worker's `TierClient` have done so far, and what its host memory holds."""
     found = {
         f"{series}|{label}|{tier}": getattr(counters, name)
         for tier, counters in client.counters.items()
