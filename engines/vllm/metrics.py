@@ -154,7 +154,7 @@ def _log_as_vllm() -> None:
 
 
 def tier_values(client: Any) -> Values:
-    """What the tiers of a worker's `TierClient` have done so far, and what its host memory holds."""
+    """What tiers have done so far by a worker's `TierClient`, and what its host memory holds."""
     found = {
         f"{series}|{label}|{tier}": getattr(counters, name)
         for tier, counters in client.counters.items()

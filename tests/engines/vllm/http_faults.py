@@ -1,15 +1,19 @@
 """A plug-in of vLLM that lets picbench fail for some requests of a server.
 
 A request says in its id where: ``fail-plan`` and so on. vLLM loads the plug-in into each of its
-processes by its entry point.
+processes by its entry point. What the scheduler and the worker count is written to files, too.
 """
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 _NAME = "faults"
+
+#: The variable that names the folder of counters.
+_FOLDER = "COUNTERS_OF_ENGINE"
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -21,11 +25,17 @@ def environment(folder: Path) -> dict[str, str]:
     (info / "entry_points.txt").write_text(entry)
     folders = (str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
     path = os.pathsep.join(filter(None, folders))
-    return {"PYTHONPATH": path, "VLLM_PLUGINS": f"picbench,{_NAME}"}
+    return {"PYTHONPATH": path, "VLLM_PLUGINS": f"picbench,{_NAME}", _FOLDER: str(folder)}
+
+
+def engine_counts(folder: Path) -> dict[str, int]:
+    """What the scheduler and the worker had counted when they were asked last."""
+    return {k: n for path in folder.glob("*.json") for k, n in json.loads(path.read_text()).items()}
 
 
 def register() -> None:
     """Replace hooks of the linker and of the tier client by ones that may fail."""
+    from picbench.engines.vllm.metrics import ConnectorMetrics
     from picbench.engines.vllm.scheduler.linker import Linker
     from picbench.engines.vllm.transfer.tier_client import TierClient
 
@@ -35,6 +45,19 @@ def register() -> None:
     # vLLM puts a sample's number before the name of the endpoint.
     Linker.on_arrival = _failing(Linker.on_arrival, "0_cmpl-fail-first")
     TierClient._load = _failing(TierClient._load, "fail-load")
+    report = ConnectorMetrics.report
+
+    def noting(self: Any, read: Callable[..., Any], *of: Any) -> None:
+        file = Path(os.environ[_FOLDER]) / ("worker.json" if of else "scheduler.json")
+
+        def noted() -> Any:
+            found = read(*of)
+            file.write_text(json.dumps(found))
+            return found
+
+        report(self, noted)
+
+    ConnectorMetrics.report = noting  # type: ignore[method-assign]
 
 
 def _failing(hook: Callable[..., Any], word: str) -> Callable[..., Any]:

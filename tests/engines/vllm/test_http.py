@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from http_faults import environment
+from http_faults import engine_counts, environment
 from http_server import MODEL, HttpServer, free_port, http_server, series
 from prometheus_queries import panel_queries, rules, samples, unanswered
 from serving_document import bodies, marked_example, refused, with_parts
@@ -24,6 +25,7 @@ from small_engine import small_config
 
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
+from picbench.engines.vllm.metrics import GAUGES
 from picbench.engines.vllm.serve import TEMPLATE
 from picbench.engines.vllm.settings import PicSettings
 from picbench.run.remote import Endpoint, RemoteServer
@@ -756,22 +758,29 @@ def test_a_fault_is_an_error_with_its_reason(server, prompt, fault):
     assert server.post(COMPLETIONS, **body)[1]["choices"] == served["choices"]
 
 
+def exposed(name: str) -> str:
+    """What a counter of the engine is called in `series`."""
+    first, *labels = name.split("|")
+    return "|".join([f"pic_{first}" + ("" if first in GAUGES else "_total"), *labels])
+
+
 def test_series_equal_what_answers_say_after_a_storm(server, prompt):
-    """Of 120 requests, twelve at a time; one more makes the step that tells the last counts."""
+    """Of 500 requests, twelve at a time; one more makes the step that tells the last counts."""
     server.post(COMPLETIONS, **plain(prompt, max_tokens=1))
     before = series(server)
     cached_before = server.metric("prompt_tokens_cached_total")
 
     def send(number: int) -> dict[str, Any]:
         algorithm = ("mepic", "naive", "epic", "full", "prefix")[number % 5]
-        body = planned(prompt, algorithm, max_tokens=4, cache_salt=f"storm {number % 7}")
+        salt = number % (7 if number % 3 else 40)
+        body = planned(prompt, algorithm, max_tokens=2, cache_salt=f"storm {salt}")
         body["vllm_xargs"]["pic_usage"] = True
         status, answer = server.post(COMPLETIONS, **body)
         assert status == 200, answer
         return told(answer)
 
     with ThreadPoolExecutor(12) as pool:
-        reports = list(pool.map(send, range(120)))
+        reports = list(pool.map(send, range(500)))
     last = server.post(COMPLETIONS, **plain(prompt, max_tokens=1))[1]["usage"]["prompt_tokens"]
     after = series(server)
     rose = {name: value - before.get(name, 0) for name, value in after.items()}
@@ -781,11 +790,11 @@ def test_series_equal_what_answers_say_after_a_storm(server, prompt):
         assert rose[f"pic_prompt_tokens_total|{kind}"] == sums[kind]
     assert rose["pic_linked_tokens_total"] == sums["linked"]
     assert rose["pic_padded_tokens_total"] == sum(r["padded_tokens"] for r in reports)
-    assert rose["pic_requests_total|chunks"] == 72
-    assert rose["pic_requests_total|plain"] == 49
+    assert rose["pic_requests_total|chunks"] == 300
+    assert rose["pic_requests_total|plain"] == 201
     kinds = ("chunk_hit", "prefix_hit", "loaded", "compiled", "computed")
     every = [rose[f"pic_prompt_tokens_total|{kind}"] for kind in kinds]
-    assert sum(every) == 120 * len(prompt["prompt"]) + last
+    assert sum(every) == 500 * len(prompt["prompt"]) + last
     cached = server.metric("prompt_tokens_cached_total") - cached_before
     assert sum(every[:3]) == cached
     assert sum(v for n, v in rose.items() if n.startswith("pic_loaded")) == every[2]
@@ -795,6 +804,14 @@ def test_series_equal_what_answers_say_after_a_storm(server, prompt):
         rose["pic_tier_bytes_total|written|host"] >= 0 < after["pic_tier_stores_total|stored|host"]
     )
     assert after["pic_kv_blocks|usable"] == 119
+    loaded = sum((Counter(report["loaded_tokens"]) for report in reports), Counter[str]())
+    assert rose["pic_loaded_tokens_total|host"] == loaded.total() == loaded["host"] > 0
+    missed = Counter(
+        chunk["reason"] for r in reports for chunk in r["chunks"] if chunk["state"] == "compiled"
+    )
+    compiles = {reason: rose[f"pic_compiled_chunks_total|{reason}"] for reason in missed}
+    assert compiles == missed and missed
+    assert after == {exposed(name): count for name, count in engine_counts(server.folder).items()}
 
 
 def test_a_fault_is_counted(server, prompt):
