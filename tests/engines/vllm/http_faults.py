@@ -1,7 +1,7 @@
 """A plug-in of vLLM that lets picbench fail for some requests of a server.
 
-A request says in its id where: ``fail-plan`` and so on. vLLM loads the plug-in into each of its
-processes by its entry point. What the scheduler and the worker count is written to files, too.
+A request says in its id where: ``fail-plan`` and so on. What the scheduler and the worker count is
+written to files, too.
 """
 
 import json
@@ -10,22 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_NAME = "faults"
-
-#: The variable that names the folder of counters.
-_FOLDER = "COUNTERS_OF_ENGINE"
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Write the entry point below `folder`; returns the variables with which vLLM finds it."""
-    info = folder / "faults-0.0.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 0.0.0\n")
-    entry = f"[vllm.general_plugins]\n{_NAME} = {__name__}:register\n"
-    (info / "entry_points.txt").write_text(entry)
-    folders = (str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
-    path = os.pathsep.join(filter(None, folders))
-    return {"PYTHONPATH": path, "VLLM_PLUGINS": f"picbench,{_NAME}", _FOLDER: str(folder)}
+from server_plug_in import FOLDER
 
 
 def engine_counts(folder: Path) -> dict[str, int]:
@@ -48,7 +33,7 @@ def register() -> None:
     report = ConnectorMetrics.report
 
     def noting(self: Any, read: Callable[..., Any], *of: Any) -> None:
-        file = Path(os.environ[_FOLDER]) / ("worker.json" if of else "scheduler.json")
+        file = Path(os.environ[FOLDER]) / ("worker.json" if of else "scheduler.json")
 
         def noted() -> Any:
             found = read(*of)

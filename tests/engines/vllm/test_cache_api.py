@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from held_kv import held_kv, pieces
 from http_server import HttpServer, http_server, series
+from server_plug_in import environment
 
 from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, seal
 from picbench.engines.vllm.settings import PicSettings
@@ -35,6 +37,7 @@ class Pair:
     one: HttpServer
     other: HttpServer
     redis: Any
+    disk: Path
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +58,10 @@ def pair(redis_process: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         for each, secrets in zip(tiers, given, strict=True):
             settings = PicSettings(tiers=each, pad_token=2, bos_token=0, marks=True, salts=True)
             folder = tmp_path_factory.mktemp("server")
-            added = {**shown, **secrets}
+            added = {**shown, **secrets, **environment(folder, "held_kv")}
             server = http_server(model_path(), folder, settings, added, **limits)
             servers.append(stack.enter_context(server))
-        yield Pair(servers[0], servers[1], redis_process)
+        yield Pair(servers[0], servers[1], redis_process, disk)
 
 
 def require_password(redis: Any) -> None:
@@ -229,6 +232,55 @@ def test_an_erased_document_is_nowhere_within_a_second(pair, sent):
         assert states(asked(servers[0], gone, kept)) == ["compiled", "hit"]
         assert call(servers[0], "DELETE", "/pic/documents/bo").status_code == 200
         assert states(asked(servers[1], gone, kept, cache_salt="tenant")) == ["compiled", "hit"]
+
+
+PLACES = ("one's pool", "one's host memory", "disk", "redis", "other's pool")
+
+
+def places(pair: Pair) -> dict[str, frozenset[str]]:
+    """Digests of the KV in each block that is held somewhere."""
+    (pool, memory, size), (other, nothing, _) = (
+        held_kv(server.folder) for server in (pair.one, pair.other)
+    )
+    assert not nothing
+    files = [path.read_bytes() for path in pair.disk.glob("values/*/*")]
+    with pair.redis.client() as client:
+        values = client.mget([*client.scan_iter("picbench:v:*")])
+    disk, redis = (
+        frozenset[str]().union(*(pieces(value, size) for value in found if value))
+        for found in (files, values)
+    )
+    return dict(zip(PLACES, (pool, memory, disk, redis, other), strict=True))
+
+
+@pytest.mark.parametrize("asked_by", ["one", "other"])
+def test_no_digest_of_an_erased_document_is_left_within_a_second(pair, asked_by):
+    """Of its KV in pools, host memory, a folder and redis; all of another document's stays."""
+    empty = places(pair)
+    documents = {name: text(f"{name}{asked_by}") for name in ("Jo", "Kay")}
+    secret = dict[str, frozenset[str]]()
+    for name, document in documents.items():
+        before = places(pair)
+        warm(pair.one, document, document=name, algorithm="naive")
+        assert wait_until(lambda before=before: places(pair)["redis"] > before["redis"])
+        secret[name] = places(pair)["redis"] - before["redis"]
+        asked(pair.other, document)
+    assert not any(found & secret["Jo"] | found & secret["Kay"] for found in empty.values())
+    assert len(secret["Jo"]) > 5 < len(secret["Kay"])
+    assert wait_until(lambda: all(secret["Jo"] <= found for found in places(pair).values()))
+    server = {"one": pair.one, "other": pair.other}[asked_by]
+    began = time.monotonic()
+    assert call(server, "DELETE", "/pic/documents/Jo").status_code == 200
+    assert wait_until(lambda: not any(secret["Jo"] & found for found in places(pair).values()))
+    assert time.monotonic() - began < 1
+    assert [place for place, found in places(pair).items() if not secret["Kay"] <= found] == []
+    for reusing in (pair.other, pair.one):
+        report = asked(reusing, *documents.values())
+        assert states(report) == ["compiled", "hit"]
+        # What was sent without its name is no document's, so it is named and erased once more.
+        warm(reusing, documents["Jo"], document="Jo", algorithm="naive")
+        assert call(reusing, "DELETE", "/pic/documents/Jo").status_code == 200
+        assert wait_until(lambda: not any(secret["Jo"] & found for found in places(pair).values()))
 
 
 def test_no_secret_is_shown(pair):

@@ -16,9 +16,10 @@ from typing import Any
 
 import httpx
 import pytest
-from http_faults import engine_counts, environment
+from http_faults import engine_counts
 from http_server import MODEL, HttpServer, free_port, http_server, series
 from prometheus_queries import panel_queries, rules, samples, unanswered
+from server_plug_in import environment
 from serving_document import bodies, marked_example, refused, with_parts
 from serving_document import told as documented
 from small_engine import small_config
@@ -56,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     limits: dict[str, Any] = {"max-model-len": CONTEXT, "num-gpu-blocks-override": 120}
     limits |= {"max-num-seqs": 8, "chat-template": MARKING}
     folder = tmp_path_factory.mktemp("server")
-    added = {**environment(folder), "VLLM_LOGGING_LEVEL": "INFO"}
+    added = {**environment(folder, "http_faults"), "VLLM_LOGGING_LEVEL": "INFO"}
     with http_server(model_path(), folder, settings, added, **limits) as server:
         yield server
 
