@@ -12,7 +12,7 @@ is added where the engine core is in the caller's process.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -53,25 +53,26 @@ def defer_hashing() -> None:
     extend(core, "get_request_block_hasher", taken, deferred)
 
 
-def hash_prompt(request: "Request") -> None:
-    """Hash a request's prompt now, and its further blocks as they fill."""
+def hash_prompt(request: "Request", known: Sequence[Key] = ()) -> None:
+    """Hash a request's prompt now, and its further blocks as they fill; some of it is `known`."""
     hasher = request._block_hasher
     if isinstance(hasher, DeferredHasher):
         request._block_hasher = hasher.stock
+        request.block_hashes = list(known)  # type: ignore[arg-type]
         request.update_block_hashes()
 
 
-def hash_lead(request: "Request", tokens: int) -> list[Key]:
-    """vLLM's keys of the full blocks in the prompt's first `tokens`."""
+def hash_lead(request: "Request", tokens: int, known: Sequence[Key] = ()) -> list[Key]:
+    """vLLM's keys of the full blocks in the prompt's first `tokens`, the first of them `known`."""
     from vllm.v1.utils import ConstantList
 
     lead = copy.copy(request)
     lead._all_token_ids = request._all_token_ids[:tokens]
     lead.all_token_ids = ConstantList(lead._all_token_ids)
-    lead.block_hashes = []
+    lead.block_hashes = list(known)  # type: ignore[arg-type]
     hasher = request._block_hasher
     stock = hasher.stock if isinstance(hasher, DeferredHasher) else hasher
-    return list(stock(lead)) if stock is not None else []
+    return [*known, *stock(lead)] if stock is not None else []
 
 
 def _let_wake(core: Any) -> None:

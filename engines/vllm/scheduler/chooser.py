@@ -11,6 +11,7 @@ time to its own first token.
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from hashlib import blake2b
+from math import inf
 from typing import NamedTuple
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
@@ -30,6 +31,10 @@ _LOAD = 0.2
 #: What compiling chunks that were not seen before must save at least, as a share of the time as
 #: text: costs may be wrong, and what is compiled takes room of others. Other shares were not tried.
 _MARGIN = 0.1
+
+
+#: A way that is expected to take at most so much longer is tried where its costs are unsure.
+_TRY = 0.15
 
 
 class Offer(NamedTuple):
@@ -76,53 +81,59 @@ class Chooser:
         self._store.forget_uses()
         self._sketch = FrequencySketch()
 
-    def without_plan(self, segments: Sequence[Segment], scope: str, text_hit: int) -> Choice | None:
-        """All text for a prompt that needs no plan for that, which takes far longer than this; None
-        for others.
+    def without_plan(
+        self, segments: Sequence[Segment], names: Sequence[Key], text_hit: int
+    ) -> Choice | None:
+        """All text, where a plan could not show otherwise, which takes far longer than this; None
+        for a prompt that needs one.
 
-        It is so short that text is sooner, wherever its chunks are, or no chunk of it was seen
-        before by this tenant and compiling them is not expected to pay.
+        Text it is if that is best even if all chunks that this tenant has sent before were resident
+        and nothing of them were linked.
         """
-        names, offers, at = _names(segments, scope), list[Offer](), 0
+        counts = {name: self._sketch.count(name) for name in names}
+        offers, cached, at, own = list[Offer](), set[Key](), 0, iter(names)
         for segment in segments:
+            tokens = len(segment.tokens)
             if segment.chunk:
-                uses = self._sketch.recurrence
-                offers.append(Offer(at, len(segment.tokens), 0, 1.0, uses, known=False))
-            at += len(segment.tokens)
-        prompt = PromptOffer(at, offers, text_hit)
-        if not is_short(self.costs, prompt, self._others()) and any(map(self._sketch.count, names)):
-            return None
-        choice = self._best(prompt)
+                known = counts[name := next(own)] > 0
+                uses = counts[name] or self._sketch.recurrence
+                offers.append(Offer(at, tokens, 0, 0.0 if known else 1.0, uses, known))
+                if known and at + tokens <= text_hit:
+                    cached.add(name)
+            at += tokens
+        text = at - sum([offer.tokens for offer in offers])
+        choice = self._best(PromptOffer(at, offers, text_hit, max(0, text - 1)))
         if len(choice.texts) < choice.chunks:
             return None
-        for name in dict.fromkeys(names):
+        for name in counts.keys() - cached:
             self._sketch.note(name)
         return choice
 
     def choose(
         self,
         segments: Sequence[Segment],
-        scope: str,
+        names: Sequence[Key],
         keys: Sequence[Key],
         plan: Plan,
         text_hit: int,
     ) -> Choice:
-        """How to serve a prompt whose chunks have these `keys`, and are all chunks in `plan`.
+        """How to serve a prompt whose chunks have these `names` and `keys`, and are all chunks in
+        `plan`.
 
         Of its text vLLM's prefix cache has the first `text_hit` tokens. Chunks that are missing,
         and that the prefix cache does not have either, are seen by this, and those that are used
         for the first time since they were compiled.
         """
-        named = dict(zip(keys, _names(segments, scope), strict=True))
+        named = dict(zip(keys, names, strict=True))
         canonicals = {canonical.key: canonical for canonical in plan.canonicals}
-        views, names = iter(plan.placed), iter(keys)
+        views, own = iter(plan.placed), iter(keys)
         picked = plan.picks.count // len(keys) if plan.picks else 0
         new, seen = self._sketch.recurrence, dict[Key, int]()
         offers, at = list[Offer](), 0
         for segment in segments:
             tokens = len(segment.tokens)
             if segment.chunk:
-                key, linked, missing = next(names), tokens, 0.0
+                key, linked, missing = next(own), tokens, 0.0
                 if (canonical := canonicals.get(key)) is not None:
                     linked = picked + tokens - next(views).view.real
                     missing = self._missing(canonical)
@@ -141,7 +152,7 @@ class Chooser:
         """Chunks of a tenant are seen that are compiled, whatever would be sooner: whoever named
         them expects them again.
         """
-        for name in _names(segments, scope):
+        for name in names_of(segments, scope):
             self._sketch.note(name, times=2)
 
     def _best(self, prompt: PromptOffer) -> Choice:
@@ -158,7 +169,7 @@ class Chooser:
         return 0.0 if self._store.get(canonical.key).owner else 1.0
 
 
-def _names(segments: Sequence[Segment], scope: str) -> list[Key]:
+def names_of(segments: Sequence[Segment], scope: str) -> list[Key]:
     """What chunks of a tenant are counted by: hashes that take a fraction of their keys' time."""
     tenant = blake2b(scope.encode())
     names = list[Key]()
@@ -168,17 +179,6 @@ def _names(segments: Sequence[Segment], scope: str) -> list[Key]:
             name.update(pack_numbers(segment.tokens))
             names.append(name.digest())
     return names
-
-
-def is_short(costs: MachineCosts, prompt: PromptOffer, others: int = 0) -> bool:
-    """Whether a prompt is sooner as text even if nothing but its text had to be computed otherwise:
-    then no later one like it gains from its chunks either.
-    """
-    seconds_of = partial(_seconds, costs, others)
-    text, chunks = prompt._replace(text_hit=0), prompt.chunks
-    computed = max(1, prompt.tokens - sum([chunk.tokens for chunk in chunks]))
-    least = RequestSize(prompt.tokens, computed, 0.0, 1, 0.0, 1.0)
-    return seconds_of(_size(text, ())) <= seconds_of(least)
 
 
 def _seconds(costs: MachineCosts, others: int, size: RequestSize) -> float:
@@ -192,7 +192,7 @@ def choose(costs: MachineCosts, prompt: PromptOffer, kept: float = 1.0, others: 
     `kept` is the share of compiled chunks that come again while they are in the pool. Compared are
     all text, all chunks, and mixtures: the chunks that pay one by one, with or without those that
     are new or that the prefix cache has. The best has the least time, less what later requests
-    save.
+    save. Now and then a way is tried that is almost as good, and rarer.
     """
     chunks, every, linked = prompt.chunks, tuple(range(len(prompt.chunks))), costs.of(linked=True)
     seconds_of = partial(_seconds, costs, others)
@@ -215,6 +215,7 @@ def choose(costs: MachineCosts, prompt: PromptOffer, kept: float = 1.0, others: 
     wanted = [tuple(paying), sure, tuple(i for i in sure if i >= cached), every]
     text = least = seconds_of(_size(prompt, ()))
     best: tuple[int, ...] = ()
+    mapped = inf, best
     for own in dict.fromkeys(filter(None, wanted)):
         worth = seconds_of(_size(prompt, own))
         if double.isdisjoint(own):
@@ -222,6 +223,12 @@ def choose(costs: MachineCosts, prompt: PromptOffer, kept: float = 1.0, others: 
         margin = 0.0 if (double | unsure).isdisjoint(own) else _MARGIN
         if worth < least - margin * text:
             best, least = own, worth
+        if not any(chunks[i].missing for i in own):
+            mapped = min(mapped, (worth, own))
+    if not others and costs.is_unsure(linked=not best):
+        # What a way takes shows only in requests that are served so.
+        tried, own = (text, ()) if best else mapped
+        best = own if tried < (1 + _TRY) * least else best
     expected = costs.first_token(_size(prompt, best))
     return Choice(len(chunks), tuple(sorted({*every}.difference(best))), expected)
 

@@ -1,10 +1,11 @@
-"""The costs of this machine: those of a measured one at first, corrected by the steps that it runs.
+"""The costs of this machine: those of a measured one at first, corrected by what it serves.
 
 An engine begins with what was fitted to the package's grid of its device, scaled by the shape of
-its model. Each step that computes prompts then corrects the costs a little, in proportion to what
-each was expected to have in it (normalised least mean squares; Widrow and Hoff's rule). The two
-kinds of requests, those whose chunks are mapped and all others, have costs of their own and share
-the corrections, so that an engine that serves only one kind does not misjudge the other.
+its model. Each request that has the engine to itself then corrects the costs a little, in
+proportion to what each was expected to have in it (normalised least mean squares; Widrow and Hoff's
+rule). The two kinds of requests, those whose chunks are mapped and all others, have costs of their
+own and share the corrections, so that an engine that serves only one kind does not misjudge the
+other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,16 @@ from typing import Any, NamedTuple, Self
 from picbench.engines.costs import KNOTS, RequestSize, StepCosts, total
 from picbench.engines.model_config import head_size, kv_heads
 
-#: The share of its error that a step corrects where it belongs, and in all costs alike.
-_RATE, _COMMON_RATE = 0.05, 0.05
+#: The share of its error that a request corrects where it belongs, and in all costs alike.
+_RATE, _COMMON_RATE = 0.1, 0.05
 
 #: How many times faster or slower a machine may be, and beside that each cost of it.
 _MOST_IN_ALL, _MOST_EACH = 64.0, 4.0
 
-#: A step that took longer than so many times what was expected, or shorter, counts as if it had
+#: One kind of requests corrects far less often than the other if so many times as seldom.
+_SELDOM = 16
+
+#: A request that took longer than so many times what was expected, or shorter, counts as if it had
 #: taken so long: another program may have had the machine.
 _LONGEST = 2.0
 
@@ -99,6 +103,7 @@ class MachineCosts:
         scale = (layers, weights, heads, heads, 1.0, layers, layers, start, weights, weights)
         self._costs = self._begun = [_times(one, scale) for one in costs]
         self._slowness, self._corrections = 1.0, (1.0,) * len(scale)
+        self._corrected = [0, 0]
 
     def of(self, *, linked: bool, busy: bool = False) -> StepCosts:
         """The costs of requests whose chunks are mapped (`linked`), or of others; alone, or in a
@@ -116,8 +121,13 @@ class MachineCosts:
         beyond = (thousands,) * len(KNOTS)
         return total(self.of(linked=size.chunks > 0, busy=True), (*size.prefill(), 0, 0, *beyond))
 
+    def is_unsure(self, *, linked: bool) -> bool:
+        """Whether requests of this kind have corrected costs far less often than the others."""
+        return _SELDOM * self._corrected[linked] < self._corrected[not linked]
+
     def correct(self, factors: Sequence[float], seconds: float, *, linked: bool) -> None:
-        """A step with these factors took so long."""
+        """A request alone with these factors took so long."""
+        self._corrected[linked] += 1
         parts = _times(self._begun[linked], factors)
         expected = total(self._corrections, parts)
         if expected <= 0:

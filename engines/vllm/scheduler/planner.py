@@ -24,7 +24,7 @@ from picbench.engines.request import Choice
 from picbench.engines.vllm.frontend.engine_core import hash_lead, hash_prompt
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.frontend.request_args import RequestArgs, cut, request_args
-from picbench.engines.vllm.scheduler.chooser import Chooser
+from picbench.engines.vllm.scheduler.chooser import Chooser, names_of
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError
@@ -125,16 +125,17 @@ class RequestPlanner:
             with self._lock:
                 scope, plan = layout.scope, None
                 if isinstance(algorithm, Auto):
-                    self.chooses, hit = True, self._text_hit(request)
+                    self.chooses, (hit, hashed) = True, self._text_hit(request)
+                    names = names_of(segments, scope)
                     if self._chooser and not (args.positions or args.slots):
-                        choice = self._chooser.without_plan(segments, scope, hit)
+                        choice = self._chooser.without_plan(segments, names, hit)
                     if choice is None:
                         plan = self._lay_out(request, segments, algorithm, layout, lead)
-                        choice = self._choose(args, segments, scope, plan, hit)
+                        choice = self._choose(args, segments, names, plan, hit)
                 elif self.chooses and self._chooser:
                     self._chooser.note(segments, scope)
                 if choice and len(choice.texts) == choice.chunks:
-                    hash_prompt(request)
+                    hash_prompt(request, hashed)
                     return PlannedPrompt(None, 0, args.tag, choice)
                 if choice and choice.texts:
                     lead = next(s for i, (s, _) in enumerate(args.spans) if i not in choice.texts)
@@ -162,27 +163,35 @@ class RequestPlanner:
         return lay_out(arranged, algorithm.plan_chunk, layout, prefix_keys=keys, cache=pages)
 
     def _choose(
-        self, args: RequestArgs, segments: Sequence[Segment], scope: str, plan: Plan, hit: int
+        self,
+        args: RequestArgs,
+        segments: Sequence[Segment],
+        names: Sequence[Key],
+        plan: Plan,
+        hit: int,
     ) -> Choice:
         """How a request is served; what only makes sense in chunks is served as chunks."""
         keys = self._pages.keys
         if self._chooser is None or args.positions or args.slots or len(keys) != len(args.spans):
             return Choice(len(args.spans))
-        return self._chooser.choose(segments, scope, keys, plan, hit)
+        return self._chooser.choose(segments, names, keys, plan, hit)
 
-    def _text_hit(self, request: "Request") -> int:
-        """Tokens that prefix caching finds of a prompt as text, hashed no further than about that.
+    def _text_hit(self, request: "Request") -> tuple[int, list[Key]]:
+        """Tokens that prefix caching finds of a prompt as text, hashed no further than about that,
+        and the hashes.
 
         The prompt's last token is always computed.
         """
         if self._pool is None:
-            return 0
+            return 0, []
         size, most = self.block_size, len(request.prompt_token_ids or ()) - 1
-        tokens = found = size
+        tokens, keys = size, list[Key]()
+        found = tokens
         while found == tokens and tokens <= most:
             tokens *= 4
-            found = size * len(self._pool.find_first(hash_lead(request, min(tokens, most))))
-        return min(found, most) // size * size
+            keys = hash_lead(request, min(tokens, most), keys)
+            found = size * len(self._pool.find_first(keys))
+        return min(found, most) // size * size, keys
 
 
 def _with_texts(segments: Sequence[Segment], texts: Collection[int]) -> list[Segment]:

@@ -69,6 +69,10 @@ def test_the_keys_of_the_lead_are_those_of_a_plain_prompt(tokens: list[int], lea
     assert hash_lead(late, lead) == plain
     assert hash_lead(request(tokens, stock()), lead) == plain
     assert late.block_hashes == []
+    for some in range(len(plain)):
+        assert hash_lead(late, lead, plain[:some]) == plain
+    hash_prompt(late, plain)
+    assert late.block_hashes == request(tokens, stock()).block_hashes
 
 
 def test_without_prefix_caching_nothing_is_hashed() -> None:
