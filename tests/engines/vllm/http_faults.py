@@ -37,7 +37,8 @@ def register() -> None:
 
         def noted() -> Any:
             found = read(*of)
-            file.write_text(json.dumps(found))
+            file.with_suffix(".new").write_text(json.dumps(found))
+            file.with_suffix(".new").rename(file)
             return found
 
         report(self, noted)
