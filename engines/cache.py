@@ -1,8 +1,8 @@
 """The public view of an engine's chunk cache: what it holds, and warming, pinning and dropping."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+from picbench.engines.chunk_cache.chunk_record import ChunkRecord
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
 from picbench.engines.planning.keys import Key
@@ -12,23 +12,6 @@ from picbench.engines.vllm.transfer.tier_client import TierClient
 from picbench.errors import ConfigError
 
 Chunks = Sequence[Chunk]
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkInfo:
-    """A chunk in the KV pool: its size, how often requests used it, and where else it is.
-
-    `name` is the start of its key in hexadecimal, `idle_s` the seconds since its last use.
-    `blocks` is the number of its blocks in the pool; `remote` says that a tier has it, too.
-    """
-
-    name: str
-    tokens: int
-    blocks: int
-    hits: int
-    idle_s: float
-    pinned: bool
-    remote: bool
 
 
 class ChunkCache:
@@ -55,22 +38,9 @@ class ChunkCache:
         self._drain = drain
 
     @property
-    def chunks(self) -> list[ChunkInfo]:
+    def chunks(self) -> list[ChunkRecord]:
         """The chunks in the KV pool, the most recently used one first."""
-        found = sorted(self._store, key=lambda chunk: -chunk.last_use)
-        now = self._store.clock()
-        return [
-            ChunkInfo(
-                name=chunk.name,
-                tokens=chunk.tokens,
-                blocks=len(chunk.pages),
-                hits=chunk.hits,
-                idle_s=now - chunk.last_use,
-                pinned=chunk.key in self._store.pinned,
-                remote=self._store.is_remote(chunk.key),
-            )
-            for chunk in found
-        ]
+        return sorted(self._store, key=lambda chunk: -chunk.last_use)
 
     @property
     def tiers(self) -> Mapping[str, Counters]:

@@ -77,11 +77,6 @@ class TierSpec:
             self.reject(f"{what} is missing", f"write {example}")
         return self.location
 
-    def refuse_location(self) -> None:
-        """For kinds without a location; a malformed size ends up there, too."""
-        if self.location:
-            self.reject(f"{self.location!r} is not a size", f"write {self.kind}:4GiB, with a unit")
-
     def check_options(self, *known: str) -> None:
         """Refuse options that are not among `known`."""
         names = (*known, "deadline")

@@ -241,7 +241,7 @@ def test_warm_chunks_cost_nothing_to_compile(
     engine.cache.warm(chunks)
     known = engine.cache.chunks
     assert {chunk.tokens for chunk in known} == {len(c.tokens or ()) for c in chunks}
-    assert all(chunk.remote and not chunk.pinned for chunk in known)
+    assert engine.cache.stored(chunks) == len(known) and not any(chunk.pins for chunk in known)
     (found,) = serve(engine, Request([*chunks, question]))
     assert found.counts.compile_work == 0
     assert {chunk.hits for chunk in engine.cache.chunks} == {1}
@@ -253,7 +253,7 @@ def test_pinned_chunks_stay_while_others_come_and_go(
     engine.cache.warm(chunks[:1], pin=True)
     for index in range(40):
         serve(engine, Request([Chunk(tokens=draw(300, 900 + index)), Text(tokens=(5,))]))
-    (pinned,) = [chunk for chunk in engine.cache.chunks if chunk.pinned]
+    (pinned,) = [chunk for chunk in engine.cache.chunks if chunk.pins]
     assert pinned.tokens == len(chunks[0].tokens or ())
     with pytest.raises(EngineError, match="hold blocks"):
         engine.reset()
@@ -267,10 +267,10 @@ def test_pins_make_way_for_a_request_that_could_never_run(
 ) -> None:
     many = [Chunk(tokens=draw(480, 950 + index)) for index in range(12)]
     engine.cache.warm(many, pin=True)
-    assert sum(chunk.blocks for chunk in engine.cache.chunks) == 360
+    assert sum(len(chunk.pages) for chunk in engine.cache.chunks) == 360
     (found,) = serve(engine, Request([Text(tokens=draw(900, 970))]))
     assert found.finish_reason == "length"
-    assert any(not chunk.pinned for chunk in engine.cache.chunks) or "unpinned" in caplog.text
+    assert any(not chunk.pins for chunk in engine.cache.chunks) or "unpinned" in caplog.text
     engine.cache.unpin(many)
 
 

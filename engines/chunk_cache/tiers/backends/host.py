@@ -51,10 +51,11 @@ class Host(Tier):
         if cls.capacity_of(spec) > (size := physical_memory()):
             spec.reject(f"this machine has {size >> 20:,} MiB of memory", "lower the capacity")
 
-    @staticmethod
-    def capacity_of(spec: TierSpec) -> int:
+    @classmethod
+    def capacity_of(cls, spec: TierSpec) -> int:
         """The capacity in bytes that a spec gives; raises ConfigError for any other spec."""
-        spec.refuse_location()
+        if spec.location:  # A malformed size ends up there.
+            spec.reject(f"{spec.location!r} is not a size", f"write {cls.notation}, with a unit")
         spec.check_options()
         return spec.require_capacity()
 
