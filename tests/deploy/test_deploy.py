@@ -19,7 +19,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from picbench.cli import main
-from picbench.engines.vllm.compat import VLLM
+from picbench.engines.vllm.compat import RELEASES
 from picbench.engines.vllm.metrics import GAUGES, SERIES
 
 QUERIES = [*panel_queries(), *(rule["expr"] for rule in rules())]
@@ -150,7 +150,7 @@ def test_images_are_of_one_release() -> None:
     built = {one["build"]["target"] for one in SERVICES.values() if "build" in one}
     assert built == {"indexer", "${TARGET:-cpu}"}
     assert stages.keys() == {"indexer", "cpu", "cuda"}
-    assert f"v{VLLM}" in stages["cuda"]
+    assert f"v{RELEASES[0]}" in stages["cuda"]
     pinned = (DEPLOY.parent / "Makefile").read_text().split("TORCH := ")[1].split()[0]
     assert pinned in (DEPLOY / "Dockerfile").read_text()
 

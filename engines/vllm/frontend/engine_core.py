@@ -50,7 +50,8 @@ def defer_hashing() -> None:
         return DeferredHasher(upstream(*args, **kwargs))
 
     core, taken = import_module("vllm.v1.engine.core"), "hash_block_size, caching_hash_fn"
-    extend(core, "get_request_block_hasher", taken, deferred)
+    more = f"{taken}, num_hash_lookahead_tokens"
+    extend(core, "get_request_block_hasher", deferred, taken, more)
 
 
 def hash_prompt(request: "Request", known: Sequence[Key] = ()) -> None:
@@ -105,5 +106,5 @@ def plan_on_receipt() -> None:
         erasures = self.scheduler.erasures
         return erasures.chunks() if erased is None else erasures.erase(erased)
 
-    extend(EngineCore, "preprocess_add_request", "self, request", receive)
+    extend(EngineCore, "preprocess_add_request", receive, "self, request")
     EngineCore.pic_cache = pic_cache  # type: ignore[attr-defined]

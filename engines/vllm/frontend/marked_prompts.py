@@ -133,8 +133,8 @@ def read_marks(renderer: Any, marks: DocumentMarks) -> None:
     changed: Any = renderer
     changed._tokenize_prompt = marked
     changed._tokenize_prompt_async = make_async(marked, executor=renderer._executor)
-    extend(renderer, "_process_tokens", "prompt, skip_mm_cache", _keep)
-    extend(renderer, "_process_tokens_async", "prompt, skip_mm_cache", _keep_async)
+    extend(renderer, "_process_tokens", _keep, "prompt, skip_mm_cache")
+    extend(renderer, "_process_tokens_async", _keep_async, "prompt, skip_mm_cache")
 
 
 def _keep(upstream: Any, prompt: Any, **kwargs: Any) -> Any:

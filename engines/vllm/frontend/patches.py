@@ -42,8 +42,8 @@ def extend_frontend() -> None:
 
     tell_reasons()
     keep_usage()
-    extend(InputProcessor, "process_inputs", _OF_INPUTS, partial(_checked, Registry()))
-    extend(InputProcessor, "__init__", _OF_PROCESSOR, _init)
+    extend(InputProcessor, "process_inputs", partial(_checked, Registry()), _OF_INPUTS)
+    extend(InputProcessor, "__init__", _init, _OF_PROCESSOR)
 
 
 def _init(upstream: Any, self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -117,8 +117,8 @@ def tell_reasons() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.parallel_sampling import ParentRequest
 
-    extend(AsyncLLM, "generate", _OF_GENERATE, _told)
-    extend(ParentRequest, "get_outputs", _OF_SAMPLES, _early)
+    extend(AsyncLLM, "generate", _told, _OF_GENERATE)
+    extend(ParentRequest, "get_outputs", _early, _OF_SAMPLES)
 
 
 async def _told(upstream: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:

@@ -54,8 +54,8 @@ def keep_usage() -> None:
             output.kv_transfer_params = {**(output.kv_transfer_params or {}), ARGS: report}
         return output
 
-    extend(RequestState, "make_request_output", _OF_OUTPUT, keeping)
-    extend(OutputProcessor, "do_tracing", _OF_TRACING, _traced)
+    extend(RequestState, "make_request_output", keeping, _OF_OUTPUT)
+    extend(OutputProcessor, "do_tracing", _traced, _OF_TRACING)
 
 
 def _traced(upstream: Any, self: Any, output: Any, state: Any, stats: Any) -> None:

@@ -50,8 +50,9 @@ class PromptHits:
     """The cached blocks of prompts in one KV cache manager, whose layers have one kind of cache."""
 
     def __init__(self, manager: KVCacheManager, pool: Pool, block_size: int) -> None:
-        for name in ("get_computed_blocks", "estimate_cached_tokens"):
-            check_signature(getattr(KVCacheManager, name), "self, request")
+        more = "self, request, max_cache_hit_length"
+        check_signature(KVCacheManager.get_computed_blocks, "self, request", more)
+        check_signature(KVCacheManager.estimate_cached_tokens, "self, request")
         check_signature(KVCacheManager.record_prefix_cache_stats, "self, request, num_hits")
         self._manager = manager
         self._pool = pool

@@ -270,9 +270,13 @@ class PicScheduler(Scheduler):
             self._inflight_prefills.discard(request)
         return unblocked and self._hooks.can_schedule(request)
 
-    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
+    def _get_local_prefix_cache_hit(
+        self, request: Request, *most: int | None
+    ) -> tuple[KVCacheBlocks, int, int, bool]:
+        # No hit is bounded: `check_config` refuses what bounds them (`aux_output_config`).
         planned = self._is_planned(request)
-        hit = (self._hits.find if planned else super()._get_local_prefix_cache_hit)(request)
+        find = self._hits.find if planned else super()._get_local_prefix_cache_hit
+        hit = find(request)
         self._hooks.check_hits(request, hit[1])
         return hit
 
@@ -461,7 +465,7 @@ def _checked(vllm_config: Any) -> PicSettings:
     defer_hashing()
     plan_on_receipt()
     for name, parameters in _UPSTREAM.items():
-        check_signature(getattr(Scheduler, name), parameters)
+        check_signature(getattr(Scheduler, name), *parameters.split("; "))
     check_signature(StructuredOutputManager._get_reasoner, "self, request")
     settings = read_settings(vllm_config)
     if settings is None:
@@ -475,6 +479,7 @@ def _checked(vllm_config: Any) -> PicSettings:
     return settings.on(vllm_config.device_config.device_type)
 
 
+#: Parameters of methods, where releases differ those of each of `RELEASES`.
 _UPSTREAM = {
     "add_request": "self, request",
     "schedule": "self, throttle_prefills",
@@ -483,7 +488,7 @@ _UPSTREAM = {
     "reset_prefix_cache": "self, reset_running_requests, reset_connector",
     "_preempt_request": "self, request, timestamp, drop_stale_output",
     "_handle_blocked_waiting_request": "self, request",
-    "_get_local_prefix_cache_hit": "self, request",
+    "_get_local_prefix_cache_hit": "self, request; self, request, max_cache_hit_length",
     "make_stats": "self, spec_decoding_stats, kv_connector_stats, cudagraph_stats, perf_stats, "
     "ec_connector_stats",
     "_free_request": "self, request, delay_free_blocks",

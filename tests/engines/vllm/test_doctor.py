@@ -193,7 +193,7 @@ def test_another_version_is_found_and_refused(llama, monkeypatch):
         Engine(config(llama))
     code, verdict = check(llama)
     assert code == 3
-    assert verdict.startswith("not ok: picbench needs vLLM 0.32.0, found 0.31.0 (")
+    assert verdict.startswith("not ok: picbench needs vLLM 0.32.0 or 0.33.0, found 0.31.0 (")
     assert "; torch is 2.9.0; vLLM needs ==2." in verdict
 
 

@@ -147,8 +147,8 @@ def test_another_signature_is_refused():
 )
 def test_another_version_is_refused_by_each_part(monkeypatch, part):
     """They may be started by others, and in processes of their own."""
-    monkeypatch.setattr(compat, "VLLM", "0.33.0")
-    with pytest.raises(ConfigError, match=r"needs vLLM 0\.33\.0, found 0\.32\.0"):
+    monkeypatch.setattr(compat, "RELEASES", ("0.34.0", "0.35.0"))
+    with pytest.raises(ConfigError, match=r"needs vLLM 0\.34\.0 or 0\.35\.0, found 0\.3[23]\.0"):
         part()
 
 

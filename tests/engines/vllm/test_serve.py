@@ -269,7 +269,7 @@ _OTHER_RELEASE = """
 from importlib import metadata
 
 found = metadata.version
-metadata.version = lambda name: found(name).replace("0.32.0", "0.33.0")
+metadata.version = lambda name: found(name).replace("0.32.0", "0.34.0")
 """
 
 
@@ -304,5 +304,5 @@ def test_servers_of_another_release_are_stock_unless_they_ask(tmp_path: Path) ->
     assert "picbench " not in (tmp_path / "server.log").read_text()
     code, said = refused_start([*command, "--additional-config", '{"pic": {}}'], other)
     assert code == 1
-    assert said[-1].startswith("picbench: picbench needs vLLM 0.32.0, found 0.33.0 (")
+    assert said[-1].startswith("picbench: picbench needs vLLM 0.32.0 or 0.33.0, found 0.34.0 (")
     assert not any("Traceback" in line for line in said)

@@ -208,10 +208,10 @@ def test_commands_show_what_is_cached_and_read_parts() -> None:
 
 
 def test_another_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "VLLM", "0.33.0")
-    with pytest.raises(SystemExit, match=r"^picbench: .* needs vLLM 0\.33\.0, found 0\.32\.0"):
+    monkeypatch.setattr(compat, "RELEASES", ("0.34.0",))
+    with pytest.raises(SystemExit, match=r"^picbench: .* needs vLLM 0\.34\.0, found 0\.3[23]\.0"):
         AsyncEngineArgs.from_cli_args(command("--additional-config", '{"pic": {}}'))
-    with pytest.raises(ConfigError, match=r"needs vLLM 0\.33\.0"):
+    with pytest.raises(ConfigError, match=r"needs vLLM 0\.34\.0"):
         arguments().create_engine_config()
 
 
