@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_queries import DEPLOY, SCRAPED, dashboard, panel_queries, rules, selectors
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from server_arguments import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from picbench.cli import main

@@ -149,7 +149,7 @@ class ChunkEvents:
 
     def __init__(self, block_pool: BlockPool, linker: Linker, faults: Faults) -> None:
         for name, parameters in _EVENTS.items():
-            check_signature(getattr(BlockPool, name), parameters)
+            check_signature(getattr(BlockPool, name), *parameters)
         self._linker = linker
         self._pool = block_pool
         self._faults = faults
@@ -225,9 +225,14 @@ def _plan_events(
             yield made
 
 
+_STORED = (
+    "self, request, block_hashes, parent_block_hash, start_token_idx, end_token_idx, block_size, "
+    "kv_cache_group_id, extra_keys_list"
+)
+
+#: Parameters of methods, where releases differ those of each.
 _EVENTS = {
-    "_build_block_stored_event": "self, request, block_hashes, parent_block_hash, start_token_idx, "
-    "end_token_idx, block_size, kv_cache_group_id, extra_keys_list",
-    "_emit_block_removed_events": "self, block_hashes",
-    "take_events": "self",
+    "_build_block_stored_event": (_STORED, f"{_STORED}, lookahead_token_ids"),
+    "_emit_block_removed_events": ("self, block_hashes",),
+    "take_events": ("self",),
 }

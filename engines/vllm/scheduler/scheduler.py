@@ -465,7 +465,7 @@ def _checked(vllm_config: Any) -> PicSettings:
     defer_hashing()
     plan_on_receipt()
     for name, parameters in _UPSTREAM.items():
-        check_signature(getattr(Scheduler, name), *parameters.split("; "))
+        check_signature(getattr(Scheduler, name), *parameters)
     check_signature(StructuredOutputManager._get_reasoner, "self, request")
     settings = read_settings(vllm_config)
     if settings is None:
@@ -481,16 +481,18 @@ def _checked(vllm_config: Any) -> PicSettings:
 
 #: Parameters of methods, where releases differ those of each of `RELEASES`.
 _UPSTREAM = {
-    "add_request": "self, request",
-    "schedule": "self, throttle_prefills",
-    "update_from_output": "self, scheduler_output, model_runner_output",
-    "finish_requests": "self, request_ids, finished_status",
-    "reset_prefix_cache": "self, reset_running_requests, reset_connector",
-    "_preempt_request": "self, request, timestamp, drop_stale_output",
-    "_handle_blocked_waiting_request": "self, request",
-    "_get_local_prefix_cache_hit": "self, request; self, request, max_cache_hit_length",
-    "make_stats": "self, spec_decoding_stats, kv_connector_stats, cudagraph_stats, perf_stats, "
-    "ec_connector_stats",
-    "_free_request": "self, request, delay_free_blocks",
-    "_free_request_blocks": "self, request",
+    "add_request": ("self, request",),
+    "schedule": ("self, throttle_prefills",),
+    "update_from_output": ("self, scheduler_output, model_runner_output",),
+    "finish_requests": ("self, request_ids, finished_status",),
+    "reset_prefix_cache": ("self, reset_running_requests, reset_connector",),
+    "_preempt_request": ("self, request, timestamp, drop_stale_output",),
+    "_handle_blocked_waiting_request": ("self, request",),
+    "_get_local_prefix_cache_hit": ("self, request", "self, request, max_cache_hit_length"),
+    "make_stats": (
+        "self, spec_decoding_stats, kv_connector_stats, cudagraph_stats, perf_stats, "
+        "ec_connector_stats",
+    ),
+    "_free_request": ("self, request, delay_free_blocks",),
+    "_free_request_blocks": ("self, request",),
 }

@@ -75,7 +75,7 @@ def test_what_is_wrong_is_one_line_and_exit_2(words: str, said: str) -> None:
 
 @pytest.mark.engine
 def test_flags_of_vllm_are_not_taken_for_misspelt_ones() -> None:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from server_arguments import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     actions = make_arg_parser(FlexibleArgumentParser())._actions

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from server_arguments import make_arg_parser
 from serving_document import refused_at_start
 from vllm.config import AttentionConfig, CompilationMode
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from picbench.engines.vllm import compat

@@ -361,6 +361,7 @@ def staged() -> Any:
     writer._staged_write_starts = []
     writer._staged_write_cu_lens = []
     writer._staged_write_contents = TokenIds()
+    writer._staged_write_max_len = 0  # of 0.33.0
     return writer
 
 
