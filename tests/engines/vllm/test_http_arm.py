@@ -67,6 +67,7 @@ def stock(connector: object = None) -> SimpleNamespace:
         local_world_size=1,
         data_parallel_rank_local=None,
         _api_process_count=1,
+        assigned_physical_gpu_ids=None,  # of 0.33.0
         worker_cls=CPU_WORKER if connector else "auto",
     )
     device = SimpleNamespace(device_type="cpu")
