@@ -189,9 +189,7 @@ def test_another_version_is_found_and_refused(llama, monkeypatch):
 
     for module in (compat, installation):
         monkeypatch.setattr(module, "version_of", version_of)
-    with pytest.raises(
-        ConfigError, match=r"picbench needs vLLM 0\.32\.0 or 0\.33\.0, found 0\.31\.0"
-    ):
+    with pytest.raises(ConfigError, match=r"needs vLLM 0\.32\.0 or 0\.33\.0, found 0\.31\.0"):
         Engine(config(llama))
     code, verdict = check(llama)
     assert code == 3

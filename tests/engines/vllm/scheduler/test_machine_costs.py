@@ -1,4 +1,4 @@
-"""Costs that an engine begins with, and how steps correct them."""
+"""Costs that an engine begins with, and how requests correct them."""
 
 from typing import Any
 
