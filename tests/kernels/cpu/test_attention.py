@@ -1,6 +1,7 @@
 """Attention of random paged batches against the float64 reference, and what `store` writes."""
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -16,11 +17,13 @@ from paged_cases import (
     rope_table,
 )
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from picbench.kernels.cpu import attention, kernel_calls
 from picbench.kernels.cpu.attention import AttentionBatch, attend, store
 from picbench.kernels.cpu.kernel_calls import InPlaceCall
 from picbench.kernels.cpu.reference import attend_reference
+from picbench.kernels.cpu.scratch import Workspace
 from picbench.kernels.paging import BLOCK_SIZE, GAP, split
 from picbench.kernels.shape import HeadShape
 
@@ -281,6 +284,28 @@ def test_nothing_is_copied_for_requests_read_in_place() -> None:
     pytest.importorskip("vllm")
     batch = make_case([replace(PLAIN, rotated=True)], SMALL).build()
     assert [type(call) for call in batch.calls] == [InPlaceCall]
+
+
+@given(st.lists(plain(), min_size=1, max_size=4).map(apart))
+@settings(deadline=None)
+def test_a_step_of_plain_requests_needs_no_positions(layouts: list[Layout]) -> None:
+    pytest.importorskip("vllm")
+    case = make_case([replace(layout, rotated=True) for layout in layouts], SMALL)
+    case.kv_cache.nan_to_num_()
+    bounds = [0, *accumulate(layout.queries for layout in layouts)]
+    tables = [torch.tensor(layout.blocks, dtype=torch.int32) for layout in layouts]
+    batch = AttentionBatch.of_plain(
+        query_start=torch.tensor(bounds, dtype=torch.int32),
+        seq_lens=torch.tensor([len(layout.kpos) for layout in layouts], dtype=torch.int32),
+        block_table=pad_sequence(tables, batch_first=True),
+        shape=SMALL,
+        workspace=Workspace(),
+    )
+    found = attend(case.query, case.kv_cache, batch, 0.125, torch.empty_like(case.query))
+    usual = attend(case.query, case.kv_cache, case.build(), 0.125, torch.empty_like(case.query))
+    assert torch.equal(found, usual)
+    assert batch.launch is not None and case.build().launch is not None
+    assert make_case([PLANNED], SMALL).build().launch is None
 
 
 @given(

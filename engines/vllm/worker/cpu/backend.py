@@ -23,6 +23,7 @@ from picbench.engines.vllm.worker.cpu.slot_positions import StepPositions
 from picbench.kernels.cpu.attention import AttentionBatch, attend, store
 from picbench.kernels.cpu.copies import KvCopies
 from picbench.kernels.cpu.scratch import Workspace
+from picbench.kernels.paging import halves
 from picbench.kernels.rope import RopeTable
 
 
@@ -62,11 +63,11 @@ class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
     """Prepares a step for all layers.
 
     The model runner sets `rope` and `step` before each, and `copies` once: vLLM's metadata has
-    neither.
+    neither. A step of plain requests alone needs none: vLLM's metadata say all of it.
     """
 
     rope: RopeTable
-    step: StepPositions
+    step: StepPositions | None
     copies: KvCopies | None = None
 
     def __init__(
@@ -88,6 +89,15 @@ class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
         fast_build: bool = False,
     ) -> AttentionBatch:
         """The batch of the current step."""
+        if self.step is None:
+            return AttentionBatch.of_plain(
+                query_start=common_attn_metadata.query_start_loc_cpu,
+                seq_lens=common_attn_metadata.seq_lens,
+                block_table=common_attn_metadata.block_table_tensor,
+                shape=self._shape,
+                workspace=self._workspace,
+                copies=self.copies,
+            )
         return AttentionBatch.build(
             query_start=common_attn_metadata.query_start_loc_cpu.tolist(),
             seq_lens=common_attn_metadata.seq_lens.tolist(),
@@ -132,12 +142,14 @@ class PicAttention(AttentionImpl[Any]):
         self.logits_soft_cap = logits_soft_cap
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = sinks
+        # Taking the cache apart takes as long as a tenth of a layer's attention, twice a layer.
+        self._taken: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """Write a step's K and V, [tokens, kv_heads, head_size], for all requests."""
-        store(key, value, kv_cache, slot_mapping)
+        store(key, value, kv_cache, slot_mapping, self._halves(kv_cache))
 
     def forward(
         self,
@@ -162,7 +174,16 @@ class PicAttention(AttentionImpl[Any]):
     ) -> None:
         """Attention of `query`, rotated, over the cache into `output`, both of the same size."""
         shape = (-1, self.num_heads, self.head_size)
-        attend(query.view(shape), kv_cache, batch, self.scale, output.view(shape))
+        query, output = query.view(shape), output.view(shape)
+        if (launch := batch.launch) is not None:
+            launch.read(query, *self._halves(kv_cache), self.scale, output)
+        else:
+            attend(query, kv_cache, batch, self.scale, output)
+
+    def _halves(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        if self._taken is None or self._taken[0] is not kv_cache:
+            self._taken = kv_cache, halves(kv_cache)
+        return self._taken[1]
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from picbench.errors import EngineError
 from picbench.kernels.cpu.attention_check import TOLERANCE as ATTENTION
 from picbench.kernels.cpu.attention_check import attention_error
 from picbench.kernels.cpu.copies import KvCopies
+from picbench.kernels.cpu.vllm_ops import covers_shape
 from picbench.kernels.paging import BLOCK_SIZE, split
 
 #: Copies of decoding requests' KV have at most one block to so many of the pool.
@@ -55,7 +56,11 @@ class PicModelRunner(CPUModelRunner):
         super().__init__(vllm_config, device)
         settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
         slots = self.max_model_len + 1
-        self._table = PositionTable(slots, keys_without_rope=settings.keys_without_rope)
+        self._table = PositionTable(
+            slots,
+            keys_without_rope=settings.keys_without_rope,
+            plain_steps=covers_shape(head_shape(vllm_config)),
+        )
         self._temperatures = settings.temperatures_served
         self._keys = KeyPositions()
         self._kept: dict[int, torch.Generator] = {}
@@ -81,17 +86,18 @@ class PicModelRunner(CPUModelRunner):
         # positions (RoPE, attention) need logical ones.
         inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         step = self._step(num_scheduled_tokens)
-        self.positions[: len(step.queries)] = step.rotary
-        for start, tokens in step.tokens:
-            self.input_ids.gpu[start : start + len(tokens)] = tokens
-        self._keys.step = None if step.keys_like_queries else step.keys
+        if step is not None:
+            self.positions[: len(step.queries)] = step.rotary
+            for start, tokens in step.tokens:
+                self.input_ids.gpu[start : start + len(tokens)] = tokens
+        self._keys.step = None if step is None or step.keys_like_queries else step.keys
         for builder in self._builders():
             builder.step, builder.rope = step, self._rope
             if builder.copies is None:
                 builder.copies = KvCopies(self.kv_cache_config.num_blocks // COPIES)
         return inputs
 
-    def _step(self, num_scheduled_tokens: np.ndarray) -> StepPositions:
+    def _step(self, num_scheduled_tokens: np.ndarray) -> StepPositions | None:
         batch = self.input_batch
         count = batch.num_reqs
         request_ids = batch.req_ids[:count]

@@ -62,10 +62,15 @@ class PositionTable:
 
     `slots` is the largest number of slots of a request. Canonical keys are cached without RoPE,
     the others with RoPE, as each of them has one position; or all without (`keys_without_rope`).
+    With `plain_steps` a step of plain requests has no positions of its own, unless their keys are
+    cached without RoPE.
     """
 
-    def __init__(self, slots: int, *, keys_without_rope: bool = False) -> None:
+    def __init__(
+        self, slots: int, *, keys_without_rope: bool = False, plain_steps: bool = False
+    ) -> None:
         self._with_rope = not keys_without_rope
+        self._plain_steps = plain_steps and self._with_rope
         every = torch.arange(slots, dtype=torch.int32)
         self._plain = RequestSlots(every, affine=True, with_rope=self._with_rope)
         self._planned: dict[str, RequestSlots] = {}
@@ -76,12 +81,16 @@ class PositionTable:
         slot_maps: Mapping[str, SlotMap | None],
         computed: Sequence[int],
         scheduled: Sequence[int],
-    ) -> StepPositions:
+    ) -> StepPositions | None:
         """Positions of a step: request i computes slots [computed[i], computed[i] + scheduled[i]).
 
-        `slot_maps` are those of all requests alive, by id; None for requests without a plan.
+        `slot_maps` are those of all requests alive, by id; None for requests without a plan. None
+        for one of `plain_steps`.
         """
-        self._planned = {k: v for k, v in self._planned.items() if k in slot_maps}
+        if self._planned:
+            self._planned = {k: v for k, v in self._planned.items() if k in slot_maps}
+        if self._plain_steps and not any(map(slot_maps.get, request_ids)):
+            return None
         requests = [self._slots(request_id, slot_maps[request_id]) for request_id in request_ids]
         spans = [slice(b, b + n) for b, n in zip(computed, scheduled, strict=True)]
         pairs = list(zip(requests, spans, strict=True))

@@ -58,6 +58,17 @@ def rope_shifts(sent: SlotMap) -> list[int]:
     return shifts
 
 
+def test_a_step_of_plain_requests_has_vllms_own_positions() -> None:
+    sent = SlotMap.plain(16)
+    table = PositionTable(64, plain_steps=True)
+    maps = {"a": None, "b": None, "c": sent}
+    assert table.step(["a", "b"], maps, [0, 5], [3, 1]) is None
+    assert table.step(["a", "c"], maps, [0, 5], [3, 1]) is not None
+    assert table.step(["b"], {"b": None}, [6], [1]) is None and not table._planned
+    for other in (PositionTable(64), PositionTable(64, keys_without_rope=True, plain_steps=True)):
+        assert other.step(["a"], maps, [0], [3]) is not None
+
+
 def params(slot_map: SlotMap | None) -> Any:
     extra_args = {SLOT_MAP: slot_map} if slot_map is not None else None
     return SimpleNamespace(extra_args=extra_args, max_tokens=GENERATED)
@@ -73,6 +84,7 @@ def check_workers(sent: SlotMap) -> None:
     count = len(positions)
 
     step = PositionTable(count + 5).step(["a"], {"a": sent}, [0], [count])
+    assert step is not None
     assert step.queries.tolist() == positions
     assert step.rotary.tolist() == seen
     cached = [0 if own else p for p, own in zip(seen, canonical, strict=True)]
