@@ -28,7 +28,7 @@ from picbench.kernels.cpu.kernel_calls import (
     KernelCall,
 )
 from picbench.kernels.cpu.scratch import Workspace
-from picbench.kernels.paging import BLOCK_SIZE, split
+from picbench.kernels.paging import BLOCK_SIZE, halves, split
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
@@ -143,7 +143,7 @@ def store(
     count = len(slot_mapping)
     key, value = key[:count], value[:count]
     if vllm_ops.covers(key.shape[-1], key.dtype):
-        vllm_ops.pack(key, value, kv_cache, slot_mapping, parts)
+        vllm_ops.pack(key, value, parts or halves(kv_cache), slot_mapping)
         return
     key_cache, value_cache = split(kv_cache)
     keep = slot_mapping >= 0

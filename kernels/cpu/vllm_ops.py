@@ -109,20 +109,12 @@ class Launch:
         )
 
 
-def pack(
-    key: Tensor,
-    value: Tensor,
-    kv_cache: Tensor,
-    slots: Tensor,
-    parts: tuple[Tensor, Tensor] | None = None,
-) -> None:
-    """Writes [n, num_kv_heads, head_size] keys and values to their slots; negative ones skip.
-
-    `parts` are the cache's halves, if the caller has them.
+def pack(key: Tensor, value: Tensor, parts: tuple[Tensor, Tensor], slots: Tensor) -> None:
+    """Writes [n, num_kv_heads, head_size] keys and values to slots of a cache, whose halves `parts`
+    are; negative ones skip.
     """
     from vllm import _custom_ops as ops
 
-    parts = parts or halves(kv_cache)
     ops.cpu_attn_reshape_and_cache(key, value, *parts, slots.long().contiguous(), _ISA)
 
 

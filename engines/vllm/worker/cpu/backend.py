@@ -142,7 +142,7 @@ class PicAttention(AttentionImpl[Any]):
         self.logits_soft_cap = logits_soft_cap
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = sinks
-        # Taking the cache apart takes as long as a tenth of a layer's attention, twice a layer.
+        # Taken anew, twice a layer, they are 1.4 % of a decoding step of the testbed's model.
         self._taken: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     def do_kv_cache_update(

@@ -87,8 +87,7 @@ class PositionTable:
         `slot_maps` are those of all requests alive, by id; None for requests without a plan. None
         for one of `plain_steps`.
         """
-        if self._planned:
-            self._planned = {k: v for k, v in self._planned.items() if k in slot_maps}
+        self._planned = {k: v for k, v in self._planned.items() if k in slot_maps}
         if self._plain_steps and not any(map(slot_maps.get, request_ids)):
             return None
         requests = [self._slots(request_id, slot_maps[request_id]) for request_id in request_ids]
