@@ -28,7 +28,7 @@ from picbench.kernels.cpu.kernel_calls import (
     KernelCall,
 )
 from picbench.kernels.cpu.scratch import Workspace
-from picbench.kernels.paging import BLOCK_SIZE, halves, split
+from picbench.kernels.paging import BLOCK_SIZE, split
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
@@ -120,30 +120,18 @@ class AttentionBatch:
         launch = vllm_ops.Launch.plan(0, query_start, seq_lens, block_table, shape)
         return cls((InPlaceCall(launch),), workspace)
 
-    @property
-    def launch(self) -> vllm_ops.Launch | None:
-        """The kernel call of a step that reads the cache in place; None for any other step."""
-        [first, *others] = self.calls or (None,)
-        return first.launch if isinstance(first, InPlaceCall) and not others else None
 
-
-def store(
-    key: Tensor,
-    value: Tensor,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
-    parts: tuple[Tensor, Tensor] | None = None,
-) -> None:
+def store(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     """Writes `key` and `value`, both [tokens, num_kv_heads, head_size], to their cache slots.
 
     `slot_mapping` [n <= tokens] holds flat slots (block * 16 + offset); tokens with a negative slot
     and tokens after the n-th are skipped. `kv_cache` is a layer's cache as `paging` describes it.
-    Slots must be distinct. `parts` are the cache's `paging.halves`, if the caller has them.
+    Slots must be distinct.
     """
     count = len(slot_mapping)
     key, value = key[:count], value[:count]
     if vllm_ops.covers(key.shape[-1], key.dtype):
-        vllm_ops.pack(key, value, parts or halves(kv_cache), slot_mapping)
+        vllm_ops.pack(key, value, kv_cache, slot_mapping)
         return
     key_cache, value_cache = split(kv_cache)
     keep = slot_mapping >= 0

@@ -13,7 +13,7 @@ from picbench.kernels.cpu.copies import CopyUpdate, KvCopies
 from picbench.kernels.cpu.gather import Gather, PagedRequest, runs
 from picbench.kernels.cpu.scratch import Workspace, gather_rotated, read_slots
 from picbench.kernels.cpu.vllm_ops import Launch
-from picbench.kernels.paging import BLOCK_SIZE, halves
+from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
@@ -159,7 +159,7 @@ class CopiedCall:
             copied.index_fill_(0, self.fresh, 0)
         if len(self.sources):
             key, value = read_slots(kv_cache, self.sources, self.rows, is_neox=self.is_neox)
-            vllm_ops.pack(key, value, halves(copied), self.targets)
+            vllm_ops.pack(key, value, copied, self.targets)
         self.launch.run(query, copied, scale, out)
 
 

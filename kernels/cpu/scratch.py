@@ -8,7 +8,7 @@ from torch import Tensor
 
 from picbench.kernels.cpu import vllm_ops
 from picbench.kernels.cpu.gather import Gather
-from picbench.kernels.paging import BLOCK_SIZE, halves, split
+from picbench.kernels.paging import BLOCK_SIZE, split
 from picbench.kernels.rope import rotate
 
 
@@ -52,7 +52,7 @@ def gather_rotated(kv_cache: Tensor, gather: Gather, workspace: Workspace) -> Te
             (vllm_ops.rotate_tiles if gather.is_neox else _rotate_interleaved)(whole, pages)
     if len(loose):
         key, value = read_slots(kv_cache, gather.slots, gather.rows, is_neox=gather.is_neox)
-        vllm_ops.pack(key, value, halves(loose), torch.arange(len(gather.slots)))
+        vllm_ops.pack(key, value, loose, torch.arange(len(gather.slots)))
     tail = gather.length % BLOCK_SIZE
     if tail:
         split(scratch[-1:])[1][:, :, tail:] = 0

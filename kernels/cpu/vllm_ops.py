@@ -109,13 +109,11 @@ class Launch:
         )
 
 
-def pack(key: Tensor, value: Tensor, parts: tuple[Tensor, Tensor], slots: Tensor) -> None:
-    """Writes [n, num_kv_heads, head_size] keys and values to slots of a cache, whose halves `parts`
-    are; negative ones skip.
-    """
+def pack(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
+    """Writes [n, num_kv_heads, head_size] keys and values to their slots; negative ones skip."""
     from vllm import _custom_ops as ops
 
-    ops.cpu_attn_reshape_and_cache(key, value, *parts, slots.long().contiguous(), _ISA)
+    ops.cpu_attn_reshape_and_cache(key, value, *halves(kv_cache), slots.long().contiguous(), _ISA)
 
 
 def rotate_tiles(kv_cache: Tensor, pages: Tensor) -> None:

@@ -23,7 +23,6 @@ from picbench.engines.vllm.worker.cpu.slot_positions import StepPositions
 from picbench.kernels.cpu.attention import AttentionBatch, attend, store
 from picbench.kernels.cpu.copies import KvCopies
 from picbench.kernels.cpu.scratch import Workspace
-from picbench.kernels.paging import halves
 from picbench.kernels.rope import RopeTable
 
 
@@ -142,14 +141,12 @@ class PicAttention(AttentionImpl[Any]):
         self.logits_soft_cap = logits_soft_cap
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = sinks
-        # Taken anew, twice a layer, they are 1.4 % of a decoding step of the testbed's model.
-        self._taken: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """Write a step's K and V, [tokens, kv_heads, head_size], for all requests."""
-        store(key, value, kv_cache, slot_mapping, self._halves(kv_cache))
+        store(key, value, kv_cache, slot_mapping)
 
     def forward(
         self,
@@ -174,16 +171,7 @@ class PicAttention(AttentionImpl[Any]):
     ) -> None:
         """Attention of `query`, rotated, over the cache into `output`, both of the same size."""
         shape = (-1, self.num_heads, self.head_size)
-        query, output = query.view(shape), output.view(shape)
-        if (launch := batch.launch) is not None:
-            launch.read(query, *self._halves(kv_cache), self.scale, output)
-        else:
-            attend(query, kv_cache, batch, self.scale, output)
-
-    def _halves(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        if self._taken is None or self._taken[0] is not kv_cache:
-            self._taken = kv_cache, halves(kv_cache)
-        return self._taken[1]
+        attend(query.view(shape), kv_cache, batch, self.scale, output.view(shape))
 
 
 @contextmanager
