@@ -225,8 +225,10 @@ def _plan_events(
             yield made
 
 
-_STORED = "self, request, block_hashes, parent_block_hash, start_token_idx, end_token_idx, "
-_STORED += "block_size, kv_cache_group_id, extra_keys_list"
+_STORED = (
+    "self, request, block_hashes, parent_block_hash, start_token_idx, end_token_idx, block_size, "
+    "kv_cache_group_id, extra_keys_list"
+)
 
 #: Parameters of methods, where releases differ those of each.
 _EVENTS = {

@@ -2,13 +2,22 @@
 
 from dataclasses import replace
 from operator import gt, lt
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.engines.vllm.scheduler.chooser import Offer, PromptOffer, _size, choose
+from picbench.engines.planning.policy import Segment
+from picbench.engines.vllm.scheduler.chooser import (
+    Chooser,
+    Offer,
+    PromptOffer,
+    _size,
+    choose,
+    names_of,
+)
 from picbench.engines.vllm.scheduler.machine_costs import MEASURED, MachineCosts
 
 SHAPE = {"cpu": MEASURED["cpu"][0], "cuda": MEASURED["cuda"][0]}
@@ -188,3 +197,30 @@ def test_a_way_is_tried_that_is_almost_as_good_and_rarely_served(device: str) ->
     size = _size(small, ())
     text.correct(size.first_token(graphs), text.first_token(size), linked=False)
     assert choose(text, small).texts == (0, 1)
+
+
+def test_prompts_that_are_text_in_any_case_need_no_plan() -> None:
+    store: Any = SimpleNamespace(forget_uses=lambda: None, kept_share=1.0)
+    others = [0]
+    chooser = Chooser(COSTS["cuda"], store, SimpleNamespace(), lambda: others[0])  # type: ignore[arg-type]
+
+    def ask(chunks: int, tokens: int, hit: int = 0) -> Any:
+        parts = [Segment((i,) * tokens, chunk=True) for i in range(chunks)]
+        names = names_of(parts, "a")
+        found = chooser.without_plan([*parts, Segment((99,) * 40)], names, hit)
+        return found, [chooser._sketch.count(name) for name in names]
+
+    # So short that they would be text if they were resident; they are counted all the same.
+    assert [ask(2, 128)[0].texts for _ in range(3)] == [(0, 1)] * 3
+    assert ask(2, 128)[1] == [4, 4]
+    # Of others' time chunks take less.
+    others[0] = 15
+    assert ask(2, 128) == (None, [4, 4])
+    others[0] = 0
+    # Long ones are text where new chunks do not recur; then their plan shows what is resident.
+    for number in range(400):
+        chooser._sketch.note(names_of([Segment((number,), chunk=True)], "b")[0])
+    assert ask(3, 600)[0].texts == (0, 1, 2)
+    assert ask(3, 600) == (None, [1, 1, 1])
+    # What the prefix cache has of a prompt as text is no use of its chunks.
+    assert [ask(2, 128, hit=256)[1] for _ in range(2)] == [[4, 4]] * 2
