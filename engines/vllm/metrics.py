@@ -101,6 +101,8 @@ class ConnectorMetrics:
         if self._read is None:
             return None
         now, told = self._read(), self._told
+        if now == told:
+            return PicStats()
         self._told = dict(now)
         changed = {name: value for name, value in now.items() if value != told.get(name)}
         for name, value in changed.items():

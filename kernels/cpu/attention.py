@@ -128,8 +128,9 @@ def store(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) ->
     and tokens after the n-th are skipped. `kv_cache` is a layer's cache as `paging` describes it.
     Slots must be distinct.
     """
-    count = len(slot_mapping)
-    key, value = key[:count], value[:count]
+    count = slot_mapping.shape[0]
+    if key.shape[0] != count:
+        key, value = key[:count], value[:count]
     if vllm_ops.covers(key.shape[-1], key.dtype):
         vllm_ops.pack(key, value, kv_cache, slot_mapping)
         return

@@ -59,7 +59,7 @@ class InPlaceCall:
         self, query: Tensor, kv_cache: Tensor, workspace: Workspace, scale: float, out: Tensor
     ) -> None:
         """See `KernelCall.run`."""
-        self.launch.run(query, kv_cache, scale, out)
+        self.launch.read(query, *workspace.halves(kv_cache), scale, out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ csrc/cpu/pos_encoding.cpp.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ _HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _MAX_GROUP = 16
 
 
+@cache
 def covers(head_size: int, dtype: torch.dtype) -> bool:
     """Whether vLLM is installed with CPU kernels for this head size and type."""
     try:
@@ -64,10 +67,9 @@ class Launch:
         isa: str = _ISA,
     ) -> "Launch":
         """Prepares the call for layers of one shape, whose tiles the kernel's `isa` lays out."""
-        from vllm import _custom_ops as ops
         from vllm import envs
 
-        schedule = ops.cpu_attn_get_scheduler_metadata(
+        schedule = _ops().cpu_attn_get_scheduler_metadata(
             num_reqs=len(lengths),
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
@@ -89,13 +91,13 @@ class Launch:
 
     def read(self, query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
         """As `run`, over the halves of a cache's tiles, of whatever size."""
-        from vllm import _custom_ops as ops
-
-        ops.cpu_attention_with_kv_cache(
-            query=query[self.start : self.stop],
+        if (self.start, self.stop) != (0, query.shape[0]):
+            query, out = query[self.start : self.stop], out[self.start : self.stop]
+        _ops().cpu_attention_with_kv_cache(
+            query=query,
             key_cache=key,
             value_cache=value,
-            output=out[self.start : self.stop],
+            output=out,
             query_start_loc=self.query_start,
             seq_lens=self.lengths,
             scale=scale,
@@ -111,9 +113,8 @@ class Launch:
 
 def pack(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
     """Writes [n, num_kv_heads, head_size] keys and values to their slots; negative ones skip."""
-    from vllm import _custom_ops as ops
-
-    ops.cpu_attn_reshape_and_cache(key, value, *halves(kv_cache), slots.long().contiguous(), _ISA)
+    slots = slots.long().contiguous()
+    _ops().cpu_attn_reshape_and_cache(key, value, *halves(kv_cache), slots, _ISA)
 
 
 def rotate_tiles(kv_cache: Tensor, pages: Tensor) -> None:
@@ -123,8 +124,14 @@ def rotate_tiles(kv_cache: Tensor, pages: Tensor) -> None:
     16 * rotary_dim elements are rotated, paired neox style: so vLLM's kernel for partial rotary
     embedding rotates a whole tile at once.
     """
-    from vllm import _custom_ops as ops
-
     blocks, _, slots, width = kv_cache.shape
     positions = torch.arange(blocks)
-    ops.rotary_embedding(positions, kv_cache.view(blocks, -1), None, slots * width, pages, True)
+    _ops().rotary_embedding(positions, kv_cache.view(blocks, -1), None, slots * width, pages, True)
+
+
+@cache
+def _ops() -> Any:
+    # Imported where it is first used: it loads vLLM. An import statement takes 1 us each time.
+    from vllm import _custom_ops
+
+    return _custom_ops

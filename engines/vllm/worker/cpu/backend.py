@@ -169,9 +169,8 @@ class PicAttention(AttentionImpl[Any]):
     def attend(
         self, query: Tensor, kv_cache: Tensor, batch: AttentionBatch, output: Tensor
     ) -> None:
-        """Attention of `query`, rotated, over the cache into `output`, both of the same size."""
-        shape = (-1, self.num_heads, self.head_size)
-        attend(query.view(shape), kv_cache, batch, self.scale, output.view(shape))
+        """Attention of `query`, rotated, over the cache into `output`, sizes as of `forward`."""
+        attend(query, kv_cache, batch, self.scale, output)
 
 
 @contextmanager
