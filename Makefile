@@ -94,9 +94,9 @@ pictures: install
 	  $(BIN)/picbench explain $$algorithm --output $$file > /dev/null || exit 1; \
 	done
 
-# Verdicts, tables and figures of papers from the data that is committed, and README's table of claims.
+# Verdicts, tables and figures of papers from the data that is committed, and the table of docs/claims.md.
 claims: install
-	$(BIN)/picbench figures all --scores results/testbed/algorithms --claims README.md
+	$(BIN)/picbench figures all --scores results/testbed/algorithms --claims docs/claims.md
 
 # The formats of a run directory, from the dataclasses that are written.
 schemas: install

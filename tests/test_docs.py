@@ -21,26 +21,8 @@ SOURCES = ("engines", "kernels", "picbench", "workloads")
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
-    "docs/architecture.md",
-    "docs/engine.md",
-    "docs/serving.md",
-    "docs/runs.md",
-    "docs/data.md",
-    "docs/accuracy.md",
-    "docs/algorithms.md",
-    "docs/adding-an-algorithm.md",
-    "docs/metrics.md",
-    "docs/promises.md",
-    "docs/report.md",
-    "docs/ci.md",
-    "docs/chunk-cache.md",
-    "docs/doctor.md",
-    "docs/gpu.md",
-    "docs/python.md",
-    "docs/traffic.md",
     "results/README.md",
-    "docs/profile.md",
-    "docs/versions.md",
+    *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").glob("*.md")),
 )
 ADDING = "docs/adding-an-algorithm.md"
 ALGORITHMS = "docs/algorithms.md"
@@ -51,6 +33,8 @@ PATH = re.compile(
     r"(?<![\w./-])((?:engines|kernels|picbench|workloads|tests|docs|results)/[\w./*-]*)"
 )
 LINK = re.compile(r"\]\(([^)#:]+)\)")
+#: A section of a page, or of the page itself.
+ANCHOR = re.compile(r"\]\(([^)#:]*\.md|)#([^)]+)\)")
 MODULE = re.compile(r"(?<![\w.\"'/-])picbench(?:\.\w+)+")
 #: `file` (`name`): the file defines the name.
 NAMED = re.compile(r"`([\w./]+\.(?:py|toml))` \(((?:`\w+`(?:, )?)+)\)")
@@ -171,6 +155,18 @@ def test_paths_exist(document: str) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
+def test_sections_that_are_linked_exist(document: str) -> None:
+    missing = []
+    for page, section in ANCHOR.findall(read(document)):
+        file = (ROOT / document).parent / page if page else ROOT / document
+        headings = re.findall(r"^#+ (.+)$", file.read_text(), re.M)
+        slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        if section not in slugs:
+            missing.append(f"{page}#{section}")
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_modules_exist(document: str) -> None:
     found = set(MODULE.findall(read(document))) - entry_points()
     assert [module for module in sorted(found) if file_of(module) is None] == []
@@ -198,6 +194,18 @@ def test_make_targets_exist(document: str) -> None:
     makefile = read("Makefile")
     wanted = set(TARGET.findall(read(document)))
     assert [name for name in sorted(wanted) if f"\n{name}:" not in makefile] == []
+
+
+def test_the_readme_is_read_in_one_go() -> None:
+    text = read("README.md")
+    assert len(text.splitlines()) <= 150
+    assert len(text.encode()) <= 12_000
+
+
+def test_the_index_names_every_page() -> None:
+    index = read("docs/README.md")
+    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]
+    assert [name for name in sorted(pages) if f"]({name}" not in index] == []
 
 
 def test_the_tree_names_every_folder() -> None:

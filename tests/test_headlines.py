@@ -1,4 +1,4 @@
-"""README's figures of a GPU: what was measured says them."""
+"""The figures of a GPU in docs/results.md: what was measured says them."""
 
 import json
 import re
@@ -105,8 +105,9 @@ HEADLINES = [
 
 
 def rows() -> list[tuple[str, Headline]]:
-    """The words of each row of README's table, and what it says."""
-    section = (ROOT / "README.md").read_text().split("\n## On a GPU\n")[1].split("\n## ")[0]
+    """The words of each row of the table, and what it says."""
+    page = (ROOT / "docs" / "results.md").read_text()
+    section = page.split("\n## On a GPU\n")[1].split("\n## ")[0]
     table = re.search(r"(?:^\|.*\n)+", section, re.M)
     assert table
     lines = table[0].splitlines()[2:]
