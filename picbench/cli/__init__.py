@@ -5,7 +5,7 @@ import click
 from picbench.cli.guard import GuardedGroup
 from picbench.cli.inspect import doctor, explain, listing, profile, selftest
 from picbench.cli.measure import figures, measure, reproduce
-from picbench.cli.results import baseline, compare, gate, report, rescore, show, table
+from picbench.cli.results import baseline, compare, export, gate, report, rescore, show, table
 from picbench.cli.run import run, sweep, traffic, warm
 from picbench.cli.serve import route, serve
 
@@ -24,6 +24,6 @@ def main() -> None:
 
 for command in (
     *(run, sweep, compare, gate, baseline, show, report, rescore, traffic, warm, profile, table),
-    *(reproduce, figures, measure, explain, listing, doctor, selftest, serve, route),
+    *(reproduce, figures, measure, explain, listing, doctor, selftest, serve, route, export),
 ):
     main.add_command(command)

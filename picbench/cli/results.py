@@ -257,3 +257,31 @@ def table(*, runs: tuple[str, ...], style: str) -> int:
     found = [read_run(Path(run)) for run in runs]
     click.echo(TABLE_FORMATS[style](found), nl=False)
     return 0
+
+
+@click.command(cls=GuardedCommand)
+@_RUNS
+@click.option(
+    "--to", "tracker", required=True, type=click.Choice(["mlflow", "wandb"]), help="The tracker."
+)
+@click.option(
+    "--project",
+    default="picbench",
+    show_default=True,
+    metavar="NAME",
+    help="MLflow's experiment, or W&B's project.",
+)
+def export(*, runs: tuple[str, ...], tracker: str, project: str) -> None:
+    """Write run directories to MLflow or W&B: settings, and the metrics of each arm.
+
+    \b
+    MLFLOW_TRACKING_URI=http://mlflow:5000 picbench export runs/new --to mlflow
+
+    Where the tracker is its own variables say; its package comes with picbench[mlflow] or
+    picbench[wandb].
+    """
+    from picbench.report.export import export_run
+    from picbench.store.reader import read_run
+
+    for found in [read_run(Path(run)) for run in runs]:
+        click.echo(f"{found.path}: {export_run(found, tracker, project)}")
