@@ -50,7 +50,7 @@ test: check
 # Save it anew where a change of counts is meant: picbench baseline save --keep-thresholds (docs/ci.md).
 GATE := build/gate
 BASELINE := results/baselines/musique-cpu.json
-GATE_RUN := --algo full,mepic --dataset musique --limit 24 --dtype float32
+GATE_RUN := --only --algo full,mepic --dataset musique --limit 24 --dtype float32
 
 gate: install
 	rm -rf $(GATE)

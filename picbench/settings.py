@@ -79,9 +79,9 @@ class RunConfig(SettingsModel):
     """
 
     algo: tuple[str, ...] = setting(
-        ..., metavar="NAME[:OPTION=VALUE...][,NAME...]", shown="full,prefix,mepic; with --arm, none"
+        ..., metavar="NAME[:OPTION=VALUE...][,NAME...]", shown="mepic; with --arm, none"
     )
-    """Arms to compare, such as epic:k=16; repeat the flag or separate arms by commas. nocontext is
+    """Arms beside full and prefix, such as epic:k=16; repeat the flag or use commas. nocontext is
     full recompute of prompts without their chunks."""
     arm: tuple[str, ...] = setting(
         (), metavar="NAME=URL[,model=ID][,algo=SPEC][,timeout=SECONDS][,simulated=yes]"
@@ -97,6 +97,11 @@ class RunConfig(SettingsModel):
     """Rows: synthetic ones that picbench generates; a folder with NAME/*.jsonl (.json, .parquet,
     .arrow), or one file; a data set on the hub, hf:OWNER/NAME[@REVISION][:[CONFIG/]SPLIT]; or
     LongBench's at a pinned revision (hub:OWNER/NAME[@REVISION] for a copy of it)."""
+    reuse: float | None = setting(
+        None, metavar="SHARE", shown="rows as they come", later=True, ge=0, le=1
+    )
+    """Draw requests that share the rows' chunks, in new orders: this share of the chunk tokens is
+    in the cache before the run, the rest is new to it. 48 requests, or --limit."""
     columns: str | None = setting(
         None, metavar="NAME|FIELD=COLUMN,...|FILE.yaml", shown="LongBench's", min_length=1
     )

@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from picbench.cli.guard import LazyOptions
@@ -175,6 +176,13 @@ def _click_type(kind: Any, marks: Sequence[str], bounds: Sequence[Any], shown: s
         return click.IntRange(**limits) if kind is int else click.FloatRange(**limits)
     # Shells complete what help calls a path, among other things.
     return click.Path() if kind is str and re.search("DIR|FILE|PATH", shown) else kind
+
+
+def own_values(context: click.Context, names: Collection[str]) -> dict[str, Any]:
+    """The values of those options that were given on the command line, and not left to defaults."""
+    unset = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+    given = (name for name in names if context.get_parameter_source(name) not in unset)
+    return {name: context.params[name] for name in given}
 
 
 _RUN = "picbench.settings:RunConfig"

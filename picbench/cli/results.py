@@ -2,12 +2,13 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from picbench.cli.guard import CommandGroup, GuardedCommand
+from picbench.cli.guard import CommandGroup, GuardedCommand, with_flags
 from picbench.cli.options import FILE, options_of, style_of
 
 REGRESSION, INCONCLUSIVE = 1, 5
@@ -233,7 +234,8 @@ def show(*, run: str, style: str) -> int:
 
     found = read_run(Path(run))
     if style == "text":
-        print_overview(found, sys.stdout)
+        worded = partial(with_flags, context=click.get_current_context())
+        print_overview(found, sys.stdout, worded)
     else:
         arms = {name: asdict(arm) for name, arm in arms_of(found).items()}
         click.echo(json.dumps({"manifest": found.manifest, "arms": arms}, indent=2))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from picbench.cli.guard import GuardedCommand, exit_code, interruptible, with_flags
-from picbench.cli.options import DTYPE, FILE, OFFLINE, QUIET, complete, options_of
+from picbench.cli.options import DTYPE, FILE, OFFLINE, QUIET, complete, options_of, own_values
 
 if TYPE_CHECKING:
     from picbench.experiments.sweep import SweepCell
@@ -21,10 +21,24 @@ if TYPE_CHECKING:
 
 #: Settings that a dry run tells as they are, and what stands for those that are not given.
 _TOLD = (
-    *("dataset", "data", "columns", "seed", "concurrency", "dtype", "device", "tensor_parallel"),
+    *(
+        "dataset",
+        "data",
+        "columns",
+        "reuse",
+        "seed",
+        "concurrency",
+        "dtype",
+        "device",
+        "tensor_parallel",
+    ),
     *("eager", "on_bad_row", "prompts", "scoring", "drop"),
 )
-_UNSET = {"columns": "LongBench's", "prompts": "picbench's own"}
+_UNSET = {
+    "columns": "LongBench's",
+    "prompts": "picbench's own",
+    "reuse": "of the rows as they come",
+}
 
 
 @click.command(cls=GuardedCommand)
@@ -35,6 +49,17 @@ _UNSET = {"columns": "LongBench's", "prompts": "picbench's own"}
     dataset={"shell_complete": complete("picbench.workloads.datasets:describe")},
     model={"shell_complete": complete("picbench.workloads.models:describe", "dir")},
 )
+@click.option(
+    "--only",
+    is_flag=True,
+    help="Run the arms of --algo alone, without full and prefix beside them.",
+)
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False),
+    metavar="FILE.yaml",
+    help="Take settings from a file, such as dataset: musique; flags take precedence.",
+)
 @QUIET
 @click.option(
     "--dry-run",
@@ -42,37 +67,54 @@ _UNSET = {"columns": "LongBench's", "prompts": "picbench's own"}
     help="Show what would run, with estimates of tokens, memory and time; start no engine.",
 )
 @click.pass_obj
-def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: Any) -> int:
+def run(
+    services: "Services | None",
+    /,
+    *,
+    only: bool,
+    config: str | None,
+    quiet: bool,
+    dry_run: bool,
+    **flags: Any,
+) -> int:
     """Run the same requests through several algorithms and compare them.
 
     Each arm has an engine in a process of its own; the arms take turns on identical token ids.
-    `full` and `prefix` run on stock vLLM. Prints a table and, as the last line of stdout, a
-    line of JSON with the run directory, how the run ended, and each arm's main numbers. The
-    directory also gets table.csv, table.md and figures of first tokens, memory and accuracy. A run
-    that was stopped is resumed by the same command; see docs/runs.md.
+    full and prefix, on stock vLLM, are beside the arms that are named. Prints a table, and to a
+    terminal what it means; elsewhere the last line of stdout is JSON with the run directory, how
+    the run ended, and each arm's main numbers. The directory also gets table.csv, table.md and
+    figures. A run that was stopped is resumed by the same command; see docs/runs.md.
     """
     from picbench.errors import EngineError, InvalidRun
     from picbench.figures.run import write_run_files
     from picbench.run.job import prepare
-    from picbench.run.result import print_result
+    from picbench.run.result import low_reuse, print_result
     from picbench.run.schedule import Progress
     from picbench.run.session import Services, execute
     from picbench.settings import parse_config
 
+    if config is not None:
+        from picbench.experiments.sweep import read_config
+
+        given = read_config(Path(config))
+        flags |= given | own_values(click.get_current_context(), given)
     if flags["offline"]:
         os.environ["HF_HUB_OFFLINE"] = "1"  # For the libraries here and in the arms' processes.
-    flags["algo"] = flags["algo"] or (() if flags["arm"] else ("full", "prefix", "mepic"))
+    flags["algo"] = with_baselines(flags["algo"], alone=only, remote=bool(flags["arm"]))
     services = services or Services()
+    worded = partial(with_flags, context=click.get_current_context())
     job = prepare(parse_config(flags), services.load, services.memory)
     if dry_run:
-        print_plan(job, sys.stdout)
+        print_plan(job, sys.stdout, worded)
         return 0
     total = job.requests
-    with reported(partial(_status, job.output)):
+    progress = Progress(total, None if quiet else sys.stderr)
+    for line in map(worded, low_reuse(job)):
+        progress.say(line)
+    with reported(partial(_status, job.output), quiet=quiet):
         with interruptible():
-            arms = execute(job, services.launch, Progress(total, None if quiet else sys.stderr))
+            arms = execute(job, services.launch, progress)
         if not quiet:
-            worded = partial(with_flags, context=click.get_current_context())
             print_result(job, arms, sys.stdout, worded)
         for line in (services.files or write_run_files)(job.output):
             click.echo(line, err=True)
@@ -88,17 +130,27 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
         return 0
 
 
-def print_plan(job: "Job", stream: TextIO) -> None:
+def with_baselines(algo: Sequence[str], *, alone: bool, remote: bool) -> tuple[str, ...]:
+    """The arms of a run: those that are named, after `full` and `prefix` unless `alone`.
+
+    None is added, and none is needed, beside `remote` servers.
+    """
+    named = [name.strip() for value in algo for name in value.split(",")]
+    missing = [name for name in ("full", "prefix") if name not in named]
+    return (*([] if alone or remote else missing), *(algo or (() if remote else ("mepic",))))
+
+
+def print_plan(job: "Job", stream: TextIO, worded: Callable[[str], str] = str) -> None:
     """What a run would do: arms, settings, requests, sizes."""
     from picbench.run.result import fact_table, print_all
 
     heading = "dry run: no engine was started, nothing was written"
-    print_all(stream, heading, fact_table(_plan(job)))
+    print_all(stream, heading, fact_table((name, worded(value)) for name, value in _plan(job)))
 
 
 def _plan(job: "Job") -> Iterator[tuple[str, str]]:
     """(name, value) of everything that a dry run tells."""
-    from picbench.run.result import load_of, skipped_rows
+    from picbench.run.result import load_of, low_reuse, skipped_rows
 
     facts, sizes = job.facts, job.sizes
     for arm in job.arms:
@@ -128,7 +180,7 @@ def _plan(job: "Job") -> Iterator[tuple[str, str]]:
         f"all distinct chunks {sizes.chunks:,}",
     )
     yield from _estimates(job)
-    yield from (("note", note) for note in job.notes)
+    yield from (("note", note) for note in (*job.notes, *low_reuse(job)))
     yield "fingerprint", job.fingerprint
     yield "output", f"{job.output}{_state(job.output)}"
 
@@ -177,8 +229,11 @@ def _setting(name: str, value: object) -> str:
 
 
 @contextmanager
-def reported(line: Callable[[int], str | None]) -> Iterator[None]:
-    """End with a line of JSON, made of the exit code; None is no line."""
+def reported(line: Callable[[int], str | None], *, quiet: bool = False) -> Iterator[None]:
+    """End with a line of JSON, made of the exit code; None is no line.
+
+    A terminal gets one only if it gets nothing else (`quiet`).
+    """
     code = 0
     try:
         yield
@@ -186,7 +241,7 @@ def reported(line: Callable[[int], str | None]) -> Iterator[None]:
         code = exit_code(error)
         raise
     finally:
-        if text := line(code):
+        if (quiet or not sys.stdout.isatty()) and (text := line(code)):
             click.echo(text)
 
 
@@ -345,7 +400,7 @@ def _run_sweep(
         partial(Progress, stream=None if quiet else sys.stderr),
         lambda line: click.echo(f"picbench: {worded(line)}", err=True),
     )
-    with hold(folder), reported(lambda code: sweep_line(folder, cells, code)):
+    with hold(folder), reported(lambda code: sweep_line(folder, cells, code), quiet=quiet):
         try:
             with interruptible():
                 for _ in ended:

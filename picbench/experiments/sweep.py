@@ -108,14 +108,25 @@ def read_sweep(path: Path) -> SweepFile:
     """Read a file, whose name is the sweep's if it has none. Raises ConfigError with the place."""
     example = "a sweep has base: {dataset: musique} and grid: {algo: [mepic, naive]}"
     with reading(str(path), missing="name a YAML file", wrong=example, lower=True):
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_OnceLoader)
-        if not isinstance(found, dict):
-            raise ConfigError("no mapping", hint=example)
-        for name in found.keys() - SweepFile.model_fields.keys():
-            hint = closest(str(name), SweepFile.model_fields)
-            raise ConfigError(f"{name}: no such field", hint=hint)
-        sweep = SweepFile.model_validate(found)
+        sweep = SweepFile.model_validate(_mapping(path, SweepFile.model_fields, example))
     return sweep if sweep.name else sweep.model_copy(update={"name": path.stem})
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings of one run from a file. Raises ConfigError with its name."""
+    example = "settings of a run are like dataset: musique and algo: [mepic, naive]"
+    with reading(str(path), missing="name a YAML file", wrong=example, lower=True):
+        found = _mapping(path, RunConfig.model_fields, example)
+    return {name: _setting(name, value) for name, value in found.items()}
+
+
+def _mapping(path: Path, known: Iterable[str], example: str) -> dict[str, Any]:
+    found = yaml.load(path.read_text(encoding="utf-8"), Loader=_OnceLoader)
+    if not isinstance(found, dict):
+        raise ConfigError("no mapping", hint=example)
+    for name in found.keys() - {*known}:
+        raise ConfigError(f"{name}: no such field", hint=closest(str(name), known))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -25,7 +25,16 @@ from picbench.store.records import SampleRow
 from picbench.store.summary import ArmSummary, ScoreSummary, count_outcomes, summarise_scores
 from picbench.store.writer import FINAL, MANIFEST, SAMPLES, SUMMARY, hold, write_rows
 from picbench.tables.metrics import metrics_shown
-from picbench.tables.run import cache_lines, memory_lines, run_table, server_lines, stalled, verdict
+from picbench.tables.run import (
+    bar_lines,
+    cache_lines,
+    memory_lines,
+    run_table,
+    sentences,
+    server_lines,
+    stalled,
+    verdict,
+)
 from picbench.tables.table import WIDTH, PipedConsole
 from picbench.workloads import models
 from picbench.workloads.scoring import METRICS, parse_scoring
@@ -52,24 +61,59 @@ def print_result(
 ) -> None:
     """A line for each arm, what reuse gains and loses, and what the numbers mean.
 
-    `worded` puts flags for fields into what is advised.
+    `worded` puts flags for fields into what is advised. A terminal gets a picture and a sentence in
+    place of footnotes, which `print_overview` has.
     """
     facts, workload = job.facts, job.workload
-    print_all(
-        stream,
+    reusing = [arm.name for arm in job.arms if arm.reuse is Reuse.CHUNKS]
+    heading = (
         f"{facts.dataset}{' (synthetic rows)' if workload.synthetic else ''}, "
         f"{facts.samples} requests an arm, {workload.model.label}, {load_of(job)}, "
-        f"pool {job.sizes.pool} blocks",
-        run_table(arms),
-        *verdict(arms, [arm.name for arm in job.arms if arm.reuse is Reuse.CHUNKS]),
-        *map(worded, _notes(job)),
-        *map(worded, cache_lines(job.config.cache, arms)),
-        *stalled(arms),
-        *memory_lines(arms),
-        *server_lines(arms),
-        *moved_lines(arms),
-        *map(worded, delay_lines(arms)),
+        f"pool {job.sizes.pool} blocks"
     )
+    told = map(worded, (*_warnings(job), *stalled(arms), *delay_lines(arms), *low_reuse(job)))
+    if stream.isatty():
+        print_all(stream, heading, run_table(arms), *told)
+        _print_picture(read_run(job.output), reusing, stream)
+        print_all(stream, f"\n{job.output}", f"next: picbench report {job.output}")
+        return
+    print_all(
+        stream,
+        heading,
+        run_table(arms),
+        *verdict(arms, reusing),
+        *told,
+        *_meanings(job),
+        *map(worded, cache_lines(job.config.cache, arms)),
+        *_footnotes(arms),
+    )
+
+
+def _print_picture(run: Run, reusing: Sequence[str], stream: TextIO) -> None:
+    console = PipedConsole(file=stream, width=None if stream.isatty() else WIDTH, highlight=False)
+    for line in ("", *bar_lines(run.summary, min(console.width, WIDTH)), ""):
+        console.print(line, markup=False, no_wrap=True, overflow="crop")
+    print_all(stream, *sentences(run, reusing))
+
+
+def _footnotes(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
+    """What else was counted, where there is something: memory, servers, tiers."""
+    yield from memory_lines(arms)
+    yield from server_lines(arms)
+    yield from moved_lines(arms)
+
+
+#: Below this share of prompt tokens, caches have next to nothing to reuse.
+_LITTLE = 0.05
+
+
+def low_reuse(job: Job) -> Iterator[str]:
+    """A line where next to nothing can be reused, and how to ask for more."""
+    wanted = any(arm.reuse is Reuse.CHUNKS for arm in job.arms)
+    if wanted and not job.workload.preload and job.facts.reuse < _LITTLE:
+        drawn = "`reuse=0.9` draws requests that share the rows' documents"
+        more = drawn if job.config.dataset else "picbench traffic draws some that share more"
+        yield f"only {job.facts.reuse:.1%} of the prompts' tokens can be reused: {more}"
 
 
 def load_of(job: Job) -> str:
@@ -110,8 +154,8 @@ def delay_lines(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
             yield f"{name}: {sum(arm.compiled.values())} kernels were compiled meanwhile: {kernels}"
 
 
-def _notes(job: Job) -> Iterator[str]:
-    """What the columns mean, and what they do not mean in this run."""
+def _warnings(job: Job) -> Iterator[str]:
+    """What must be known before numbers are believed."""
     workload, samples = job.workload, job.workload.samples
     if not workload.model.meaningful:
         yield f"* {workload.model.weights} weights: accuracy not meaningful"
@@ -134,8 +178,12 @@ def _notes(job: Job) -> Iterator[str]:
             f"nothing tells the model the order that was given; {fixed} of {len(samples)} are "
             "consecutive text and stay as they are."
         )
+
+
+def _meanings(job: Job) -> Iterator[str]:
+    """What columns mean in this run."""
     yield "TTFT vs full: geometric mean over paired requests; docs/metrics.md has all columns."
-    if workload.arrivals:
+    if job.workload.arrivals:
         yield (
             "Open loop: latency counts from arrival. Each arm served all requests before the next "
             "one did: ratios between arms have in them that the machine got slower or faster."
@@ -144,7 +192,7 @@ def _notes(job: Job) -> Iterator[str]:
         yield f"goodput: requests that met {job.config.slo}, by the second."
 
 
-def print_overview(run: Run, stream: TextIO) -> None:
+def print_overview(run: Run, stream: TextIO, worded: Callable[[str], str] = str) -> None:
     """The state of a run, its table, its settings, and where its numbers come from."""
     arms = arms_of(run)
     registry, reusing = Registry(), []
@@ -156,8 +204,15 @@ def print_overview(run: Run, stream: TextIO) -> None:
         stream,
         fact_table(_state(run)),
         *([run_table(arms), *verdict(arms, reusing)] if arms else ()),
+    )
+    if arms and run.manifest["status"] in FINAL:
+        _print_picture(run, reusing, stream)
+    print_all(
+        stream,
         *stalled(arms),
-        *server_lines(arms),
+        *map(worded, delay_lines(arms)),
+        *map(worded, cache_lines(run.manifest["config"].get("cache"), arms)),
+        *_footnotes(arms),
         fact_table(_origin(run, arms)),
     )
 

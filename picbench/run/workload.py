@@ -28,10 +28,14 @@ from picbench.workloads.sources.hub import Origin
 from picbench.workloads.sources.row import BadRows, placed
 from picbench.workloads.sources.source import locate
 from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
+from picbench.workloads.traffic.chunk_source import ChunkSource, build
 from picbench.workloads.traffic.corpus import SYNTHETIC
-from picbench.workloads.traffic.draw import times
+from picbench.workloads.traffic.draw import Stream, draw, times
 from picbench.workloads.traffic.file import check_tokens, read_requests
 from picbench.workloads.traffic.settings import Traffic
+
+#: Requests that are drawn where no number is given, and the exponent of their chunks' popularity.
+_DRAWN, _ZIPF = 48, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,10 @@ def load_workload(config: RunConfig) -> Workload:
             f"`context` {config.context}: {model.name} has a context of {model.context} tokens",
             hint="lower `context`",
         )
-    load = _load_requests if config.requests else _load_dataset
+    if config.requests:
+        load = _load_requests
+    else:
+        load = _load_dataset if config.reuse is None else _draw_requests
     workload = load(config, model, config.context or model.context)
     if config.rate is None:
         return workload
@@ -135,40 +142,97 @@ def _load_dataset(config: RunConfig, model: models.ModelSpec, context: int | Non
 
 
 def _load_requests(config: RunConfig, model: models.ModelSpec, context: int | None) -> Workload:
-    for name in ("drop", "data", "columns", "prompts", "grid", "chat"):
-        if getattr(config, name) != RunConfig.model_fields[name].default:
-            raise ConfigError(
-                f"`{name}` and `requests`: requests are replayed as they were written",
-                hint=f"leave `{name}` out, or name a `dataset`",
-            )
+    _refuse(
+        config,
+        ("drop", "data", "columns", "prompts", "grid", "chat", "reuse"),
+        "`requests`: requests are replayed as they were written",
+        "name a `dataset`",
+    )
     path = Path(config.requests or "")
     found = read_requests(path)
-    samples = tuple(
-        replace(sample, max_tokens=config.max_tokens or sample.max_tokens)
-        for sample in found.stream.samples[: config.limit]
+    of_file = replace(
+        found.stream,
+        samples=tuple(
+            replace(sample, max_tokens=config.max_tokens or sample.max_tokens)
+            for sample in found.stream.samples[: config.limit]
+        ),
     )
-    # First, as tokenizers need a minute and gigabytes for a text that no context holds.
-    for sample in samples:
+    _check_lengths(
+        of_file, context
+    )  # First, as tokenizers need a minute for a text that is longer.
+    tokenizer = models.load_tokenizer(model)
+    check_tokens(of_file, tokenizer, path)
+    header = found.header
+    workload = _of_stream(config, model, of_file, header.dataset, tokenizer)
+    return replace(workload, synthetic=header.synthetic, requests=found.fingerprint)
+
+
+def _draw_requests(config: RunConfig, model: models.ModelSpec, context: int | None) -> Workload:
+    _refuse(
+        config,
+        ("drop", "prompts", "grid", "chat"),
+        "`reuse`: requests are drawn from the rows' chunks",
+        "`reuse`",
+    )
+    source = ChunkSource(
+        dataset=config.dataset,
+        data=config.data,
+        columns=config.columns,
+        max_tokens=config.max_tokens or reply_tokens(config.dataset, model),
+    )
+    tokenizer = models.load_tokenizer(model)
+    corpus = build(source, tokenizer, 0)
+    topics = [len(topic.chunks) for topic in corpus.topics]
+    # The topic's own chunks, and as many of other topics before and after them.
+    chunks = min(2 * max(topics), sum(topics))
+    traffic = Traffic(
+        requests=config.limit or _DRAWN,
+        seed=config.seed,
+        chunks=(chunks, chunks),
+        zipf=_ZIPF,
+        cached=config.reuse,
+    )
+    drawn = draw(traffic, corpus)
+    _check_lengths(drawn, context)
+    workload = _of_stream(config, model, drawn, config.dataset, tokenizer)
+    return replace(workload, synthetic=source.synthetic)
+
+
+def _refuse(config: RunConfig, names: Sequence[str], why: str, other: str) -> None:
+    """Raise ConfigError for settings that mean nothing beside another one."""
+    for name in names:
+        if getattr(config, name) != RunConfig.model_fields[name].default:
+            hint = f"leave `{name}` out, or {other}"
+            raise ConfigError(f"`{name}` and {why}", hint=hint)
+
+
+def _check_lengths(stream: Stream, context: int | None) -> None:
+    for sample in stream.samples:
         needed = sample.prompt_tokens + sample.max_tokens
         if context is not None and needed > context:
             raise ConfigError(
-                f"{sample.source}: {needed} tokens of prompt and reply, a context of {context}",
+                f"{sample.source or sample.id}: {needed} tokens of prompt and reply, a context of "
+                f"{context}",
                 hint="raise `context`, name another `model`, or draw requests of fewer chunks",
             )
-    scoring, tokenizer = parse_scoring(config.scoring), models.load_tokenizer(model)
-    check_tokens(replace(found.stream, samples=samples), tokenizer, path)
+
+
+def _of_stream(
+    config: RunConfig, model: models.ModelSpec, found: Stream, dataset: str, tokenizer: Tokenizer
+) -> Workload:
+    """The workload of requests that were drawn."""
+    samples, scoring = found.samples, parse_scoring(config.scoring)
     # Chunks to be cached come after the text that all prompts begin with.
-    first, arrivals = samples[0].segments[0], found.stream.arrivals
+    first, arrivals = samples[0].segments[0], found.arrivals
     head = [first] if first.kind == "text" else []
     preload = tuple(
         Sample(f"preload-{number}", samples[0].dataset, (*head, chunk), (), max_tokens=1)
-        for number, chunk in enumerate(found.stream.preload)
+        for number, chunk in enumerate(found.preload)
     )
     if not any(arm.documents for arm in all_arms(config)):
         samples = tuple(sample.without_documents() for sample in samples)
         preload = tuple(sample.without_documents() for sample in preload)
     samples = _countable(samples, scoring.rule, BadRows())
-    dataset = found.header.dataset
     metric, grader = find_grader(dataset, scoring.rule, model.restates, lambda: tokenizer)
     return Workload(
         dataset=dataset,
@@ -176,10 +240,8 @@ def _load_requests(config: RunConfig, model: models.ModelSpec, context: int | No
         model=model,
         samples=samples,
         grader=grader,
-        synthetic=found.header.synthetic,
         arrivals=arrivals[: len(samples)] if arrivals else None,
         preload=preload,
-        requests=found.fingerprint,
         golds=right_answers(samples, tokenizer) if scoring.likelihood else {},
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from picbench.store.reader import Run
 from picbench.store.summary import BASELINE, ArmSummary, labels_of
-from picbench.tables.metrics import METRICS, metrics_shown
+from picbench.tables.metrics import METRICS, SCORE, metrics_shown
 from picbench.tables.table import NOTHING, Column, Shown, Table, Value
 
 if TYPE_CHECKING:
@@ -287,6 +287,108 @@ def verdict(arms: Mapping[str, ArmSummary], reusing: Sequence[str]) -> Iterator[
         beside = f" ({_UNREPAIRED} {losses[_UNREPAIRED]})" if _UNREPAIRED in losses else ""
         parts.append(f"{arm.score.metric} {own}{beside}")
     yield f"{name} against {BASELINE}: {', '.join(parts)} (n={ratio.pairs})"
+
+
+#: What bars compare: a heading, the metric that is drawn, and the one that ratios are made of.
+_BARS = (("first token", "ttft_p50_ms"), ("KV memory, peak", "peak_gib"), ("answers", "score"))
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def reference_of(arms: Mapping[str, ArmSummary]) -> str | None:
+    """The arm that others are held against: prefix caching, or else full recompute."""
+    return next((name for name in ("prefix", BASELINE) if name in arms and len(arms) > 1), None)
+
+
+def bar_lines(arms: Mapping[str, ArmSummary], width: int) -> Iterator[str]:
+    """Bars of times, memory and scores in lines of `width`, as multiples of the reference's."""
+    reference, labels = reference_of(arms), labels_of(arms)
+    if reference is None:
+        return
+    names = min(max(map(len, labels.values())), width // 3)
+    for heading, metric in _BARS:
+        ratios = {name: _relative(arms, name, reference, metric) for name in arms}
+        known = [ratio for ratio in ratios.values() if ratio is not None]
+        if len(known) < 2:
+            continue
+        unit = f" ({arms[reference].score.metric})" if metric == SCORE else ""
+        yield f"{heading}{unit}, against {reference}"
+        for name, ratio in ratios.items():
+            if ratio is not None:
+                eighths = round(8 * (width - names - 25) * ratio / max(known))
+                bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+                shown = f"{METRICS[metric].text(arms[name])} {METRICS[metric].unit}"
+                yield f"  {labels[name][:names]:{names}} {ratio:5.2f}x {shown:>12} {bar}"
+
+
+def _relative(
+    arms: Mapping[str, ArmSummary], name: str, reference: str, metric: str
+) -> float | None:
+    """An arm's value over the reference's; of times over paired requests where both have these."""
+    arm, other = arms[name], arms[reference]
+    if metric == "ttft_p50_ms" and arm.ttft_vs_full and other.ttft_vs_full:
+        return arm.ttft_vs_full.geomean / other.ttft_vs_full.geomean
+    own, theirs = (METRICS[metric].known(each) for each in (arm, other))
+    if metric == "peak_gib" and not (own and theirs):
+        own, theirs = arm.blocks.peak_referenced, other.blocks.peak_referenced
+    return own / theirs if own is not None and theirs else None
+
+
+def sentences(run: Run, reusing: Sequence[str]) -> Iterator[str]:
+    """What each arm that reuses chunks gains and costs against prefix caching, as one would say it.
+
+    An answer changes where its score does; what has random weights has no answers.
+    """
+    arms = run.summary
+    reference = reference_of(arms)
+    if reference is None:
+        return
+    scores = {(row.arm, row.sample, row.round): row.score for row in run.rows if not row.error}
+    samples = {(row.sample, row.round) for row in run.rows if row.arm == reference}
+    for name in (name for name in reusing if name in arms):
+        time = _relative(arms, name, reference, "ttft_p50_ms")
+        memory = _relative(arms, name, reference, "peak_gib")
+        found = [] if time is None else [f"first token {_times_sooner(time)}"]
+        found += [] if memory is None else [f"{_share_less(memory)} memory"]
+        pairs = [(scores.get((name, *at)), scores.get((reference, *at))) for at in samples]
+        known = [own != theirs for own, theirs in pairs if own is not None and theirs is not None]
+        means = [METRICS[SCORE].known(arms[each]) for each in (name, reference)]
+        ends = []
+        if known and None not in means:
+            own, theirs = means
+            changed = f"; {_count_changed(sum(known), len(known))}"
+            ends = [f"{changed} ({arms[name].score.metric} {own:.2f} for {theirs:.2f})"]
+        if found:
+            yield f"{name}: {', '.join(found)}{''.join(ends)}"
+
+
+def _times_sooner(ratio: float) -> str:
+    """2.8 times sooner, 12 % later."""
+    word, factor = ("later", ratio) if ratio > 1 else ("sooner", 1 / ratio)
+    if factor < 1.02:
+        return "as soon"
+    if factor >= 1.5:
+        return f"{factor:.1f} times {word}"
+    return f"{abs(ratio - 1):.0%} {word}".replace("%", " %")
+
+
+def _share_less(ratio: float) -> str:
+    """A fifth less, 12 % more, as much."""
+    change = abs(ratio - 1)
+    if change < 0.01:
+        return "as much"
+    word = "more" if ratio > 1 else "less"
+    shares = {"half": 1 / 2, "a third": 1 / 3, "a quarter": 1 / 4, "a fifth": 1 / 5}
+    named = next((name for name, share in shares.items() if abs(change - share) <= 0.015), None)
+    return f"{named or f'{100 * change:.0f} %'} {word}"
+
+
+def _count_changed(changed: int, count: int) -> str:
+    """1 answer in 4 changes."""
+    if changed == 0:
+        return f"none of {count} answers changes"
+    if 2 * changed > count:
+        return f"{changed} of {count} answers change"
+    return f"1 answer in {count / changed:.0f} changes"
 
 
 def subject_of(reusing: Sequence[str]) -> str | None:

@@ -35,7 +35,7 @@ def run(
         engines={"naive": FakeEngine("naive", reused=20)},
     )
     given = ("--dataset", "fake", "--data", "d", "--output", str(output), *flags)
-    done = CliRunner().invoke(main, ("run", *given), obj=made.services())
+    done = CliRunner().invoke(main, ("run", "--only", *given), obj=made.services())
     assert done.exit_code == 0, done.stderr
     return str(output)
 

@@ -21,7 +21,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepHarness:
 
 
 def run(harness: SweepHarness, *flags: str) -> Result:
-    command = ("run", "--algo", "full,mepic", "--dataset", "fake", *flags)
+    command = ("run", "--only", "--algo", "full,mepic", "--dataset", "fake", *flags)
     result = CliRunner().invoke(main, command, obj=harness.services())
     assert result.exit_code == 0, result.stderr
     return result
@@ -70,7 +70,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     harness: SweepHarness, dry: list[str], flags: tuple[str, str], said: str
 ) -> None:
     Path("file").write_text("")
-    command = ["run", "--algo", "full,mepic", "--dataset", "fake", *flags, *dry]
+    command = ["run", "--only", "--algo", "full,mepic", "--dataset", "fake", *flags, *dry]
     result = CliRunner().invoke(main, command, obj=harness.services())
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"picbench: {said} (")

@@ -19,7 +19,7 @@ def run(output: Path, *flags: str, mepic: FakeEngine | None = None, fails: bool 
     harness = Harness([make_sample(n) for n in range(20)], weights="real", engines=engines)
     given = ("--dataset", "fake", "--data", "d", "--output", str(output))
     algorithms = flags or ("--algo", ",".join(ARMS))
-    done = CliRunner().invoke(main, ("run", *given, *algorithms), obj=harness.services())
+    done = CliRunner().invoke(main, ("run", "--only", *given, *algorithms), obj=harness.services())
     assert fails or done.exit_code == 0, done.stderr
     return str(output)
 

@@ -35,7 +35,7 @@ def invoke(*arguments: str) -> Result:
 def test_every_command_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bundled rows, the testbed's tokenizer, and engines that are fakes."""
     monkeypatch.chdir(tmp_path)
-    flags = ("--dataset", "musique", "--limit", "4", "--algo", "full,mepic")
+    flags = ("--only", "--dataset", "musique", "--limit", "4", "--algo", "full,mepic")
     for folder in ("one", "two"):
         done = invoke("run", *flags, "--offline", "--output", folder)
         assert done.exit_code == 0, done.stderr

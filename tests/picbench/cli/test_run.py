@@ -45,7 +45,7 @@ def invoke(harness: Harness | None, *arguments: str) -> Result:
 
 
 def run(harness: Harness, output: Path, *arguments: str) -> Result:
-    flags = ("--dataset", "fake", "--data", "d", "--output", str(output))
+    flags = ("--only", "--dataset", "fake", "--data", "d", "--output", str(output))
     return invoke(harness, "run", *flags, *arguments)
 
 

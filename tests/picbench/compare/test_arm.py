@@ -30,7 +30,7 @@ from picbench.store.writer import SAMPLES, SUMMARY, WORKLOAD
 
 def arms_of(harness: Harness, output: Path, *more: str) -> dict[str, MeasuredArm]:
     flags = ("--dataset", "fake", "--data", "d", "--output", str(output), "--algo", "full,mepic")
-    CliRunner().invoke(main, ("run", *flags, *more), obj=harness.services())
+    CliRunner().invoke(main, ("run", "--only", *flags, *more), obj=harness.services())
     return measured_arms(read_run(output))
 
 

@@ -25,7 +25,7 @@ REAL = ("--algo", "full,prefix,mepic", "--dataset", "musique", "--limit", "24",
 def start(output: Path) -> "subprocess.Popen[str]":
     script = str(Path(__file__).parents[1] / "killed_run.py")
     flags = ("--dataset", "fake", "--data", "d", "--concurrency", "1", "--quiet")
-    command = [sys.executable, script, "run", *flags, "--algo", ",".join(ARMS)]
+    command = [sys.executable, script, "run", "--only", *flags, "--algo", ",".join(ARMS)]
     return subprocess.Popen(
         [*command, "--output", str(output)],
         stdout=subprocess.PIPE,

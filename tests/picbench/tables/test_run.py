@@ -144,7 +144,16 @@ def test_what_cannot_be_drawn_is_said_and_the_rest_is_made(tmp_path: Path) -> No
     assert line.startswith("memory was not made: ")
     assert (path / "ttft.svg").exists()
     harness = Harness([make_sample(0)], file_faults=[line])
-    flags = ["run", "--algo", "full", "--dataset", "fake", "--output", str(tmp_path / "other")]
+    flags = [
+        "run",
+        "--only",
+        "--algo",
+        "full",
+        "--dataset",
+        "fake",
+        "--output",
+        str(tmp_path / "other"),
+    ]
     done = CliRunner().invoke(main, flags, obj=harness.services())
     assert done.exit_code == 0
     assert line in done.stderr
@@ -158,7 +167,7 @@ def test_a_full_disk_ends_a_run_that_is_drawn_by_the_same_command(
 
     services = replace(Harness([make_sample(0)]).services(), files=write_run_files)
     path = tmp_path / "run"
-    flags = ["run", "--algo", "full,mepic", "--dataset", "fake", "--output", str(path)]
+    flags = ["run", "--only", "--algo", "full,mepic", "--dataset", "fake", "--output", str(path)]
     monkeypatch.setattr("picbench.figures.canvas.write_whole", refuse)
     full = CliRunner().invoke(main, flags, obj=services)
     assert full.exit_code == 4
