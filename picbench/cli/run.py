@@ -328,6 +328,13 @@ def traffic(*, out: Path, preset: str | None, **flags: Any) -> int:
     help="Folder for the cells' run directories and the table; complete cells are kept, stopped "
     "ones are resumed.",
 )
+@click.option(
+    "--on",
+    "cluster",
+    metavar="ADDRESS",
+    show_default="this machine, one cell after the other",
+    help="Run cells on a Ray cluster, each alone on a node or its GPUs: auto, ray://HOST:10001.",
+)
 @OFFLINE
 @QUIET
 @click.option(
@@ -342,6 +349,7 @@ def sweep(
     *,
     file: str,
     output: str | None,
+    cluster: str | None,
     offline: bool,
     quiet: bool,
     dry_run: bool,
@@ -359,8 +367,10 @@ def sweep(
         load_once,
         print_sweep_plan,
         read_sweep,
+        run_sweep,
     )
     from picbench.run.job import RUNS
+    from picbench.run.schedule import Progress
     from picbench.run.session import Services
 
     if offline:
@@ -370,36 +380,37 @@ def sweep(
     folder = Path(output) if output else RUNS / settings.name
     cells = expand(Path(file), settings, folder, offline=offline)
     check_folder(folder)
-    services = replace(services, load=load_once(services.load))
+    here = replace(services, load=load_once(services.load))
     for cell in cells:
-        cell.plan(services)
+        # What runs elsewhere is planned there: this machine may have neither GPUs nor the model.
+        cell.read() if cluster and not dry_run else cell.plan(here)
     if dry_run:
         print_sweep_plan(cells, sys.stdout)
         return 0
-    return _run_sweep(services, settings.name, folder, cells, quiet=quiet)
+    if cluster:
+        from picbench.experiments.cluster import run_on_ray
+
+        running = partial(run_on_ray, cells, cluster, services)
+    else:
+        stream = None if quiet else sys.stderr
+        running = partial(run_sweep, cells, here, partial(Progress, stream=stream))
+    return _run_sweep(running, settings.name, folder, cells, quiet=quiet)
 
 
 def _run_sweep(
-    services: "Services", name: str, folder: Path, cells: Sequence["SweepCell"], *, quiet: bool
+    running: "Callable[..., Iterator[SweepCell]]",
+    name: str,
+    folder: Path,
+    cells: Sequence["SweepCell"],
+    *,
+    quiet: bool,
 ) -> int:
-    from picbench.experiments.sweep import (
-        open_sweep,
-        run_sweep,
-        sweep_line,
-        sweep_markdown,
-        write_sweep,
-    )
-    from picbench.run.schedule import Progress
+    from picbench.experiments.sweep import open_sweep, sweep_line, sweep_markdown, write_sweep
     from picbench.store.writer import hold
 
     open_sweep(name, cells, folder)
     worded = partial(with_flags, context=click.get_current_context())
-    ended = run_sweep(
-        cells,
-        services,
-        partial(Progress, stream=None if quiet else sys.stderr),
-        lambda line: click.echo(f"picbench: {worded(line)}", err=True),
-    )
+    ended = running(say=lambda line: click.echo(f"picbench: {worded(line)}", err=True))
     with hold(folder), reported(lambda code: sweep_line(folder, cells, code), quiet=quiet):
         try:
             with interruptible():
