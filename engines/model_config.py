@@ -38,10 +38,10 @@ def read_model_config(model: str) -> Mapping[str, Any]:
 
 
 def _named(folder: str) -> dict[str, Any]:
-    """What Hugging Face's class adds to a configuration; nothing for a model that has no class."""
+    """What Hugging Face's class adds to a configuration; nothing where there is none."""
     try:
         return _load(folder)
-    except ValueError:
+    except (ValueError, ModuleNotFoundError):
         return {}
 
 

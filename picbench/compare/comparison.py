@@ -22,6 +22,7 @@ from picbench.statistics.significance import Loss, holm, unseen_share
 from picbench.store.reader import Run
 from picbench.store.summary import BASELINE, MARKS
 from picbench.tables.metrics import METRICS
+from picbench.tables.run import times_sooner
 from picbench.tables.table import NOTHING, WIDTH, Column, Shown, Table, Value
 
 #: Settings that do not change what is asked of an engine. The requests that were made from named
@@ -346,6 +347,30 @@ def arm_notes(comparison: RunComparison, arm: ArmComparison) -> Iterator[str]:
         yield from decision(metric, comparison)
 
 
+def verdict_sentence(comparison: RunComparison, arm: ArmComparison) -> str:
+    """What is to be concluded of an arm: its time, and whether its answers got worse."""
+    times, answers = list[str](), list[str]()
+    for metric in arm.metrics:
+        change, interval = metric.change, metric.change.interval
+        if metric.name == "ttft_ms" and interval is not None:
+            known = not interval.low <= 1 <= interval.high
+            times.append(times_sooner(change.value) if known else "with no difference that shows")
+        elif not change.ratio and comparison.meaningful:
+            answers.append(_answers(metric))
+    said = [*(f"first token {time}" for time in times), *answers]
+    return f"Verdict: {arm.after} against {arm.before}: {'; '.join(said) or 'nothing to compare'}."
+
+
+def _answers(metric: MetricChange) -> str:
+    lost, won, p = metric.losses, metric.wins, metric.change.p
+    counts = f"{lost} worse, {won} better of {metric.change.pairs}"
+    if not lost + won:
+        return "no answer has another score"
+    if p is not None and p < 0.05:
+        return f"answers get {'worse' if lost > won else 'better'} ({counts})"
+    return f"whether answers get worse is open ({counts})"
+
+
 def decision(metric: MetricChange, comparison: RunComparison) -> Iterator[str]:
     """What is known of a score: on these requests, and on other documents."""
     margin = comparison.settings.margin
@@ -462,7 +487,8 @@ def _markdown(comparison: RunComparison) -> str:
         tables = (part if isinstance(part, str) else part.markdown(right=1) for part in found)
         parts += [f"### {heading}", *tables]
     notes = "\n".join(f"- {note}" for note in run_notes(comparison))
-    return "\n\n".join([*parts, notes]) + "\n"
+    verdicts = (f"**{verdict_sentence(comparison, arm)}**" for arm in comparison.arms)
+    return "\n\n".join([*parts, notes, *verdicts]) + "\n"
 
 
 def _text(comparison: RunComparison) -> str:
@@ -475,6 +501,9 @@ def _text(comparison: RunComparison) -> str:
     with console.capture() as captured:
         for part in (*parts, "", *run_notes(comparison)):
             console.print(part, markup=False)
+        console.print()
+        for arm in comparison.arms:
+            console.print(verdict_sentence(comparison, arm), markup=False)
     return captured.get()
 
 

@@ -16,7 +16,12 @@ from picbench.compare.comparison import adjusted
 from picbench.engines.algorithms import Algorithm
 from picbench.engines.config import EngineConfig
 from picbench.engines.planning.policy import ChunkPolicy, LayoutConfig, Segment
-from picbench.engines.vllm.installation import Finding, inspect_device, inspect_installation
+from picbench.engines.vllm.installation import (
+    Finding,
+    inspect_device,
+    inspect_import,
+    inspect_installation,
+)
 from picbench.errors import PicBenchError
 from picbench.run.job import Job, prepare
 from picbench.run.runner import started_engines
@@ -252,6 +257,8 @@ def diagnose(model: str | None, device: str, dtype: str, launch: Launch) -> Diag
     """
     provenance.quiet_engine()
     findings = [*inspect_installation()]
+    if not any(finding.fault for finding in findings):
+        findings.append(inspect_import())
     broken = any(finding.fault for finding in findings)
     if not broken:
         cpu = f"{provenance.cpu_model()}, {provenance.cores()} cores"

@@ -12,7 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TextIO, get_args
 
-import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -483,6 +482,8 @@ def write_sweep(name: str, cells: Sequence[SweepCell], folder: Path) -> None:
     values of the grid as ``grid_kv_blocks``, its status, then the arm and all numbers of its
     summary; empty where there is none.
     """
+    import pandas as pd
+
     rows: list[dict[str, Any]] = []
     for cell in cells:
         about: dict[str, Any] = {"cell": cell.name}

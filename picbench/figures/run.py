@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from picbench.engines.ledger import KINDS
 from picbench.figures import canvas
@@ -16,6 +15,7 @@ from picbench.store.summary import BASELINE
 from picbench.tables import run as tables
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -116,7 +116,7 @@ def _memory(run: Run, base: Path) -> None:
         canvas.write(figure, tables.caption(run), base)
 
 
-def longest_steps(steps: pd.DataFrame, count: int) -> list[tuple[float, float]]:
+def longest_steps(steps: "pd.DataFrame", count: int) -> list[tuple[float, float]]:
     """Beginnings and ends, in seconds, of an arm's `count` longest steps with requests running."""
     took = (steps["time"].shift(-1) - steps["time"]).where(steps["referenced"] > 0)
     longest = took.nlargest(count)
@@ -125,7 +125,7 @@ def longest_steps(steps: pd.DataFrame, count: int) -> list[tuple[float, float]]:
     return [(float(begin), float(end)) for begin, end in zip(begins, ends, strict=True)]
 
 
-def peaks(steps: pd.DataFrame, points: int = _POINTS) -> pd.DataFrame:
+def peaks(steps: "pd.DataFrame", points: int = _POINTS) -> "pd.DataFrame":
     """At most `points` of an arm's steps: of each stretch of time that with most in use.
 
     A step that is left out held no more than the one that stands for its stretch.
@@ -221,6 +221,8 @@ def _grouped(values: "pd.Series[float]") -> "pd.Series[float]":
 
     A group that is less than half full is left out.
     """
+    import pandas as pd
+
     known = pd.Series(values.to_numpy(), index=range(1, len(values) + 1)).dropna()
     size = max(_GROUP, -(-len(known) // _GROUPS))
     groups = known.groupby(np.arange(len(known)) // size)
@@ -228,7 +230,7 @@ def _grouped(values: "pd.Series[float]") -> "pd.Series[float]":
     return pd.Series(whole, dtype=float)
 
 
-def _labelled(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
+def _labelled(run: Run, frame: "pd.DataFrame") -> "pd.DataFrame":
     return frame.assign(arm=frame["arm"].replace(tables.figure_labels(run.summary)))
 
 

@@ -131,11 +131,10 @@ def read_contents(run: Run, margin: float) -> RunContents:
     summary = _read_if_there(lambda: run.summary, run.path / SUMMARY)
     if summary and run.manifest["status"] in FINAL and (run.path / SAMPLES).exists():
         check_rows(run)
-    ledger = _read_if_there(lambda: run.ledger, run.path / MEMORY)
     known = {
         SAMPLES: rows,
         SUMMARY: summary,
-        MEMORY: ledger is not None and len(ledger),
+        MEMORY: _has_ledger(run),
         WORKLOAD: (run.path / WORKLOAD).exists(),
     }
     # Rows alone, of a run that ended early, say no throughput and no blocks.
@@ -154,6 +153,15 @@ def read_contents(run: Run, margin: float) -> RunContents:
         comparison, notes = _compare_with_full(run, arms, ComparisonSettings(margin=margin))
     missing = [name for name, content in known.items() if not content]
     return RunContents(run, arms, comparison, missing, notes)
+
+
+def _has_ledger(run: Run) -> bool:
+    """Whether a run has the block ledger, with steps in it as far as can be read here."""
+    try:
+        ledger = _read_if_there(lambda: run.ledger, run.path / MEMORY)
+    except ModuleNotFoundError:
+        return (run.path / MEMORY).exists()
+    return ledger is not None and len(ledger) > 0
 
 
 def _read_if_there(read: Callable[[], T], file: Path) -> T | None:

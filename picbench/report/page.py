@@ -186,7 +186,7 @@ def _drawn(run: Run, name: str) -> bytes | None:
     with TemporaryDirectory() as folder:
         try:
             draw_run(run, name, Path(folder))
-        except ConfigError:
+        except (ConfigError, ModuleNotFoundError):  # A page without pictures is a page.
             return None
         file = Path(folder, kept.name)
         return file.read_bytes() if file.exists() else None

@@ -30,7 +30,7 @@ from picbench.store.records import ArmBatch, Failure, ServedReply, Tally
 from picbench.store.summary import BASELINE, ArmSummary, summarise, summarise_memory
 from picbench.store.writer import Attempt, RunDirectory, Status, StoredBatch
 from picbench.tables.run import unlike_lines
-from picbench.workloads.models import load_tokenizer
+from picbench.workloads.models import check_weights, load_tokenizer
 
 #: Starts the engine of an arm: its name, its settings, the file for its output.
 Launch = Callable[[str, EngineConfig, Path], ArmServer]
@@ -124,6 +124,8 @@ def start_engines(job: Job, launch: Launch, progress: Progress, logs: Path) -> I
             starts[arm.name] = partial(RemoteServer, arm.name, arm.endpoint, tokenizer)
             with closing(starts[arm.name]()) as server:
                 server.ready()  # Before engines start, which takes minutes.
+    if ours:
+        check_weights(job.workload.model)
     many = "s" if len(ours) > 1 else ""
     what = f"arm{many} in turn" if job.shared else f"engine{many}"
     if ours:

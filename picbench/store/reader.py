@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from picbench.engines.ledger import IDLE, KINDS
@@ -84,6 +82,9 @@ class Run:
 
         `referenced` has the blocks that running requests hold. Times are on the arm's own clock.
         """
+        import pyarrow as pa  # type: ignore[import-untyped]  # 150 MB, which no other file needs.
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
         with _reading(self.path / writer.MEMORY) as path:
             if self._batches is None:
                 # Not `read_table`, which imports half a second of what only data sets need.

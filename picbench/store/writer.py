@@ -24,10 +24,8 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from time import monotonic
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
 from picbench.engines.chunk_cache.transfers import StepTimes
@@ -39,6 +37,9 @@ from picbench.store.summary import ArmSummary
 from picbench.workloads.facts import ChunkSet, WorkloadFacts, chunk_id
 from picbench.workloads.sample import Sample
 from picbench.workloads.sources.hub import Origin
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
 
 MANIFEST = "manifest.json"
 SUMMARY = "summary.json"
@@ -308,8 +309,11 @@ class RunDirectory:
 
     def write_memory(self, ledgers: Mapping[str, Sequence[Snapshot]]) -> None:
         """Write the ledgers of all arms, column by column: rows would take what ledgers take."""
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
         # Arrow takes the names of files for UTF-8, which they are not in every locale.
-        with whole_file(self.path / MEMORY) as file, pq.ParquetWriter(file, _MEMORY) as writer:
+        schema = memory_table("", ()).schema
+        with whole_file(self.path / MEMORY) as file, pq.ParquetWriter(file, schema) as writer:
             for arm, steps in ledgers.items():
                 writer.write_table(memory_table(arm, steps))
 
@@ -352,16 +356,16 @@ class RunDirectory:
                 folder.rmdir()
 
 
-_HEAD = {"arm": pa.string(), "step": pa.int64(), "time": pa.float64(), "pool": pa.int64()}
-_MEMORY = pa.schema(list((_HEAD | dict.fromkeys(KINDS, pa.float64())).items()))
-
-
-def memory_table(arm: str, steps: Sequence[Snapshot]) -> pa.Table:
+def memory_table(arm: str, steps: Sequence[Snapshot]) -> "pa.Table":
     """What memory.parquet has of an arm."""
+    import pyarrow as pa
+
+    head = {"arm": pa.string(), "step": pa.int64(), "time": pa.float64(), "pool": pa.int64()}
+    schema = pa.schema(list((head | dict.fromkeys(KINDS, pa.float64())).items()))
     columns: dict[str, list[Any]] = {"arm": [arm] * len(steps)}
     columns |= {name: [getattr(s, name) for s in steps] for name in ("step", "time", "pool")}
     columns |= {kind: [step.blocks[kind] for step in steps] for kind in KINDS}
-    return pa.Table.from_pydict(columns, schema=_MEMORY)
+    return pa.Table.from_pydict(columns, schema=schema)
 
 
 def log_name(arm: str) -> str:

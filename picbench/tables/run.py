@@ -8,6 +8,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from picbench.errors import ConfigError
 from picbench.store.reader import Run
 from picbench.store.summary import BASELINE, ArmSummary, labels_of
 from picbench.tables.metrics import METRICS, SCORE, metrics_shown
@@ -342,12 +343,16 @@ def sentences(run: Run, reusing: Sequence[str]) -> Iterator[str]:
     reference = reference_of(arms)
     if reference is None:
         return
-    scores = {(row.arm, row.sample, row.round): row.score for row in run.rows if not row.error}
-    samples = {(row.sample, row.round) for row in run.rows if row.arm == reference}
+    try:
+        rows = run.rows
+    except ConfigError:  # Results that are kept for long have the summary alone.
+        rows = ()
+    scores = {(row.arm, row.sample, row.round): row.score for row in rows if not row.error}
+    samples = {(row.sample, row.round) for row in rows if row.arm == reference}
     for name in (name for name in reusing if name in arms):
         time = _relative(arms, name, reference, "ttft_p50_ms")
         memory = _relative(arms, name, reference, "peak_gib")
-        found = [] if time is None else [f"first token {_times_sooner(time)}"]
+        found = [] if time is None else [f"first token {times_sooner(time)}"]
         found += [] if memory is None else [f"{_share_less(memory)} memory"]
         pairs = [(scores.get((name, *at)), scores.get((reference, *at))) for at in samples]
         known = [own != theirs for own, theirs in pairs if own is not None and theirs is not None]
@@ -361,7 +366,7 @@ def sentences(run: Run, reusing: Sequence[str]) -> Iterator[str]:
             yield f"{name}: {', '.join(found)}{''.join(ends)}"
 
 
-def _times_sooner(ratio: float) -> str:
+def times_sooner(ratio: float) -> str:
     """2.8 times sooner, 12 % later."""
     word, factor = ("later", ratio) if ratio > 1 else ("sooner", 1 / ratio)
     if factor < 1.02:

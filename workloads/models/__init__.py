@@ -5,12 +5,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from picbench.errors import ConfigError, closest
 from picbench.workloads.models.shapes import all_shapes, materialise
-from picbench.workloads.prompts.tokens import Tokenizer
+from picbench.workloads.prompts.tokens import PlainTokenizer, Tokenizer
 
 __all__ = [
     "ModelSpec",
@@ -99,7 +100,13 @@ def resolve(spec: str, *, weights: bool = True) -> ModelSpec:
 
 
 def load_tokenizer(model: ModelSpec) -> Tokenizer:
-    """Load a model's tokenizer with `transformers`, or raise ConfigError."""
+    """Load a model's tokenizer with `transformers`, or raise ConfigError.
+
+    Without that package a folder's is read by `tokenizers`, which knows no chat templates.
+    """
+    bare = find_spec("transformers") is None
+    if bare and isinstance(model.path, Path) and not has_chat_template(model):
+        return PlainTokenizer(model.path / "tokenizer.json")
     with engine_packages():
         from transformers import AutoTokenizer
     try:
@@ -169,7 +176,14 @@ def _testbed(spec: str) -> ModelSpec:
             from picbench.workloads.testbed.model_files import build_variant
 
             folder = build_variant(folder, spec.partition(":")[2])
-    return replace(_local(spec, folder), restates=True)
+    # Its weights may be missing where only tokens are counted; `check_weights` asks for them.
+    return replace(_local(spec, folder, served=False), restates=True)
+
+
+def check_weights(model: ModelSpec) -> None:
+    """Raise ConfigError where the testbed is to be served and its weights are not installed."""
+    if model.restates and isinstance(model.path, Path):
+        _local(model.name, model.path)
 
 
 def _local(spec: str, folder: Path, *, served: bool = True) -> ModelSpec:
@@ -180,6 +194,8 @@ def _local(spec: str, folder: Path, *, served: bool = True) -> ModelSpec:
     patterns = ("*.safetensors", "*.bin", "*.pt")
     if served and weights == "real" and not any(next(folder.glob(p), None) for p in patterns):
         hint = "expected *.safetensors; shape:NAME runs without weights"
+        if spec.startswith(_TESTBED):
+            hint = "pip install picbench-testbed"
         raise _error(spec, "no weights in that folder", hint)
     return ModelSpec(spec, folder.resolve(), weights, config.get("max_position_embeddings"))
 

@@ -1,6 +1,8 @@
 """The interface of a tokenizer, and how texts are encoded."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from picbench.dummy_prefix import inside_prompt
@@ -18,6 +20,41 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Any) -> Any:
         """Return the text of a sequence of ids."""
+
+
+class PlainTokenizer:
+    """The tokenizer of a file ``tokenizer.json``, by the package `tokenizers` alone."""
+
+    def __init__(self, file: Path) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        self.backend_tokenizer = Backend.from_file(str(file))
+        settings = file.with_name("tokenizer_config.json")
+        found = json.loads(settings.read_bytes()) if settings.exists() else {}
+        bos = found.get("bos_token")
+        name = bos["content"] if isinstance(bos, dict) else bos
+        self.bos_token_id = None if name is None else self.backend_tokenizer.token_to_id(name)
+
+    def __len__(self) -> int:
+        return int(self.backend_tokenizer.get_vocab_size())
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """The ids that no text has."""
+        added = self.backend_tokenizer.get_added_tokens_decoder()
+        return [token for token, known in added.items() if known.special]
+
+    def __call__(self, text: Any, *, add_special_tokens: bool) -> Mapping[str, Any]:
+        """See `Tokenizer`."""
+        one = isinstance(text, str)
+        texts = [text] if one else list(text)
+        found = self.backend_tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+        ids = [encoding.ids for encoding in found]
+        return {"input_ids": ids[0] if one else ids}
+
+    def decode(self, token_ids: Any) -> str:
+        """See `Tokenizer`."""
+        return str(self.backend_tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:

@@ -1,8 +1,8 @@
 """Rows as they are found, in files or in a split of a data set on the hub.
 
-`datasets` reads them: JSON Lines, JSON, Parquet and Arrow, compressed or not, row group by row
-group, so that the first rows of a large file cost what these rows cost. JSON Lines are read as
-lines, because Arrow's own reader of JSON gives up a whole file for one malformed line.
+`datasets` reads them: JSON, Parquet and Arrow, and what is compressed, row group by row group, so
+that the first rows of a large file cost what these rows cost. JSON Lines are read as lines, because
+Arrow's own reader of JSON gives up a whole file for one malformed line; plain ones need no package.
 """
 
 from collections.abc import Iterator, Mapping
@@ -86,12 +86,16 @@ def file_records(path: Path) -> Iterator[Record]:
 
 
 def _stream(path: Path, kind: str, options: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        raise DataError(f"cannot read {path}: no such file", hint="`data` names a folder or a file")
+    if options is _LINES[1] and path.suffix not in _COMPRESSED:
+        with path.open(encoding="utf-8-sig", errors="backslashreplace") as file:
+            yield from ({"text": line.rstrip("\n")} for line in file)
+        return
     # Two seconds, which `picbench list` must not take.
     from datasets import load_dataset
     from datasets.utils import logging
 
-    if not path.exists():
-        raise DataError(f"cannot read {path}: no such file", hint="`data` names a folder or a file")
     logging.set_verbosity(logging.CRITICAL)  # Errors are raised as well.
     yield from load_dataset(
         kind,

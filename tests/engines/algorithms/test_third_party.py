@@ -47,9 +47,9 @@ def picbench(environment: dict[str, str], *arguments: str) -> str:
 
 
 def test_it_is_listed_after_picbenchs_own(installed: dict[str, str]) -> None:
-    last = picbench(installed, "list", "algorithms").splitlines()[-1]
-    assert last.split("  ")[0] == "edges"
-    assert "n=a whole number of at least 0 (default 8)" in last
+    _, last = picbench(installed, "list", "algorithms").split("\nedges  ")
+    assert all(line.startswith(" ") for line in last.splitlines()[1:])
+    assert "n=a whole number of at least 0 (default 8)" in " ".join(last.split())
     assert names()[-1] == "edges"
 
 

@@ -197,6 +197,24 @@ def test_another_version_is_found_and_refused(llama, monkeypatch):
     assert "; torch is 2.9.0; vLLM needs ==2." in verdict
 
 
+def test_packages_that_do_not_load_are_found(tmp_path, monkeypatch):
+    """The index's torchvision stops vLLM's build for CPUs, although all versions fit."""
+    (tmp_path / "torchvision").mkdir()
+    broken = "raise RuntimeError('operator torchvision::nms does not exist')"
+    (tmp_path / "torchvision" / "__init__.py").write_text(broken)
+    (tmp_path / "torchvision-0.28.0.dist-info").mkdir()
+    (tmp_path / "torchvision-0.28.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    done = CliRunner().invoke(main, ["doctor"])
+    assert done.exit_code == 3
+    last = done.output.splitlines()[-1]
+    assert last.startswith("not ok:") and "operator torchvision::nms does not exist" in last
+    assert "pip uninstall torchvision" in last
+
+
 def test_a_missing_entry_point_is_found_and_refused(llama, monkeypatch):
     monkeypatch.setattr(compat, "installed", lambda group: {})
     with pytest.raises(ConfigError, match="plug-in has no entry point") as caught:

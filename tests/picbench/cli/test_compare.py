@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from harness_fakes import FakeEngine, Harness, make_sample, run_fakes
+from harness_fakes import FakeEngine, ForgetfulEngine, Harness, make_sample, run_fakes
 
 from picbench.cli import main
 from picbench.run.workload import Workload
@@ -52,6 +52,30 @@ def one(tmp_path: Path) -> str:
 @pytest.fixture
 def two(tmp_path: Path) -> str:
     return run(tmp_path / "two", "--algo", ARMS)
+
+
+def test_a_comparison_ends_with_what_follows_from_it(tmp_path: Path, one: str) -> None:
+    *_, first, second = compare(one).stdout.splitlines()
+    assert first.startswith("Verdict: ") and " against full: first token " in first
+    assert "times sooner; no answer has another score." in second
+    random = run(tmp_path / "random", "--algo", ARMS, weights="random")
+    assert compare(random).stdout.endswith(" times sooner.\n")
+    assert compare(one, "--format", "markdown").stdout.count("\n**Verdict: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "said"),
+    [(9, "answers get worse (9 worse, 0 better of 12)"), (1, "get worse is open (1 worse, 0")],
+)
+def test_a_verdict_says_no_more_of_answers_than_is_known(
+    tmp_path: Path, forgotten: int, said: str
+) -> None:
+    engine = ForgetfulEngine()
+    engine.forgotten = forgotten
+    made = Harness([make_sample(n) for n in range(12)], weights="real", engines={"mepic": engine})
+    given = ("--dataset", "fake", "--data", "d", "--output", str(tmp_path / "run"))
+    CliRunner().invoke(main, ("run", "--algo", "mepic", *given), obj=made.services())
+    assert said in compare(str(tmp_path / "run")).stdout.splitlines()[-1]
 
 
 def test_an_arm_with_other_prompts_leaves_the_others_to_be_compared(tmp_path: Path) -> None:

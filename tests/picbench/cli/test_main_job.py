@@ -109,6 +109,15 @@ def test_a_terminal_gets_bars_a_sentence_and_what_to_do_next(
     assert "KV: a block has" in told(made, monkeypatch, "show", str(output))
 
 
+def test_a_summary_alone_can_be_shown(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(harness, tmp_path / "run", "--algo", "mepic")
+    (tmp_path / "run" / "samples.jsonl").unlink()
+    shown = told(harness, monkeypatch, "show", str(tmp_path / "run"))
+    assert "mepic: first token 2.0 times sooner" in shown
+
+
 def test_programs_get_json_and_no_picture(harness: Harness, tmp_path: Path) -> None:
     shown = run(harness, tmp_path / "run", "--algo", "mepic").stdout.splitlines()
     assert json.loads(shown[-1])["exit_code"] == 0
