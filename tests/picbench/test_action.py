@@ -15,7 +15,7 @@ from picbench.cli import main
 from picbench.compare.baseline import make_baseline, write_baseline
 from picbench.store.reader import read_run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ACTION: Mapping[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS = {step["id"]: step for step in ACTION["runs"]["steps"] if "id" in step}
 
