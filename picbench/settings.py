@@ -91,8 +91,9 @@ class RunConfig(SettingsModel):
     and that algorithm, as picbench's server takes them; exit code 3 if it reuses none. Its API key
     is read from OPENAI_API_KEY. Numbers of a simulated server are marked everywhere."""
     dataset: str = setting("", "See picbench list datasets.", metavar="NAME", shown=False)
-    requests: str | None = setting(None, metavar="FILE")
-    """Replay the requests that picbench traffic wrote, instead of a data set's rows."""
+    requests: str | None = setting(None, metavar="FILE|DIR")
+    """Replay requests instead of a data set's rows: a log, sessions, a trace, or what picbench
+    traffic wrote, as for picbench profile; see docs/traffic.md."""
     data: str = setting("bundled", metavar="bundled|DIR|FILE|hf:OWNER/NAME|hub", min_length=1)
     """Rows: synthetic ones that picbench generates; a folder with NAME/*.jsonl (.json, .parquet,
     .arrow), or one file; a data set on the hub, hf:OWNER/NAME[@REVISION][:[CONFIG/]SPLIT]; or
@@ -273,10 +274,9 @@ class TrafficConfig(SettingsModel):
     """Gaps at --rate: random, or all the same."""
     max_tokens: int | None = setting(None, metavar="N", shown="the data set's", ge=1)
     """Output tokens per request."""
-    trace: str | None = setting(None, metavar="DIR")
-    """Replay real requests instead: the folder data of RAGPulse, with --requests, --speed,
-    --longest, --max-tokens and --seed. Its passages and sessions are real, its text is random
-    tokens."""
+    trace: str | None = setting(None, metavar="FILE|DIR")
+    """Replay real requests instead: any that picbench profile reads, with --requests, --speed,
+    --longest, --max-tokens and --seed. What has no text becomes random tokens."""
     speed: float = setting(1.0, "Replay the arrivals of a trace F times as fast.", metavar="F")
     longest: int | None = setting(None, metavar="N")
     """Leave out requests of a trace with more tokens of prompt and reply."""
@@ -294,7 +294,10 @@ class ProfileConfig(SettingsModel):
     pool: int | None = setting(None, metavar="BLOCKS", shown="nothing is evicted", ge=1)
     """Count with a KV pool of this many blocks of 16 tokens, too."""
     running: int = setting(16, "Requests at a time, for throughput and memory.", metavar="N", ge=1)
-    requests: int | None = setting(None, "Only the first N.", metavar="N", shown="all", ge=1)
+    requests: str | None = setting(
+        None, "FILE by another name, as of picbench run.", metavar="FILE"
+    )
+    limit: int | None = setting(None, "Only the first N.", metavar="N", shown="all", ge=1)
     model: str = setting("testbed", "The model whose tokenizer encodes texts.", metavar="NAME")
     grid: str | None = setting(None, metavar="NAME|FILE", shown="h200-llama-3.1-8b")
     """Predict from this measured grid: one of the package's, or a grid.json; none: only count."""

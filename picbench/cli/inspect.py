@@ -2,11 +2,13 @@
 
 import json
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,10 +16,15 @@ from picbench.cli.guard import GuardedCommand, with_flags
 from picbench.cli.options import AS_JSON, DEVICE, DTYPE, FILE, options_of, style_of
 
 if TYPE_CHECKING:
-    from picbench.profile.traces import Encode
     from picbench.run.session import Services
+    from picbench.workloads.traffic.trace import Encode
 
 FAILED = 3
+
+#: Seconds between two lines of progress.
+_EVERY = 2.0
+
+T = TypeVar("T")
 
 
 @click.command(cls=GuardedCommand)
@@ -191,35 +198,48 @@ def selftest(services: "Services | None", /, *, as_json: bool, **flags: Any) -> 
 
 
 @click.command(cls=GuardedCommand)
-@click.argument("trace", metavar="TRACE", type=click.Path())
+@click.argument("file", metavar="FILE", type=click.Path(), required=False)
 @options_of(
     "picbench.settings:ProfileConfig",
     calibration={"type": click.Path(exists=True, dir_okay=False)},
 )
 @style_of("text", "json", "markdown", help="Output format.")
 def profile(
-    *, trace: str, algo: str, model: str, figure: Path | None, style: str, **given: Any
+    *,
+    file: str | None,
+    requests: str | None,
+    algo: str,
+    model: str,
+    figure: Path | None,
+    style: str,
+    **given: Any,
 ) -> int:
-    """Count what caches could reuse of a trace, and predict times and memory.
+    """Say whether position-independent caching is worth it for the requests in FILE.
 
-    TRACE is a file of JSON Lines (see docs/profile.md), a request file of picbench traffic, or
-    RAGPulse's folder. Simulates prefix caching, reordering and PIC, block by block; no model, GPU
-    or engine is needed. Times and memory are interpolated between measured cells. What arms keep of
-    answers was measured on other texts, with the models that are named.
+    FILE is a log of OpenAI or Anthropic requests, a session of Claude Code or Codex, an export of
+    LangSmith or OTEL, a published trace, or a folder of these; see docs/traffic.md. Simulates
+    prefix caching, reordering and PIC, block by block; no model, GPU or engine is needed. Times and
+    memory are interpolated between measured cells. What arms keep of answers was measured on other
+    texts, with the models that are named.
     """
     from functools import partial
 
     from picbench.engines.algorithms import Registry
     from picbench.profile.predictor import choose_predictor
-    from picbench.profile.profile import ProfileReport, profile_trace
-    from picbench.profile.traces import read_trace_file
+    from picbench.profile.profile import profile_trace
+    from picbench.profile.profile_report import ProfileReport
     from picbench.run.arm import parse_arms
+    from picbench.workloads.traffic.trace_file import read_trace_file
 
+    trace = file or requests
+    if trace is None or (file and requests):
+        raise click.UsageError("name one file of requests: picbench profile FILE")
     registry = Registry()
     named = parse_arms([algo], same_engine=False)
     arms = [registry.parse(arm.name if arm.bare else arm.algorithm) for arm in named]
     predictor = choose_predictor(given.pop("grid"), given.pop("calibration"))
-    opened = read_trace_file(Path(trace), partial(_encoder, model))
+    opened = read_trace_file(Path(trace), partial(_encoder, model), partial(_told, "read"))
+    opened = replace(opened, requests=_told("counted", opened.requests))
     found = profile_trace(trace, opened, arms, predictor, **given)
     report = ProfileReport(found, predictor)
     click.echo({"text": report.text, "json": report.json, "markdown": report.markdown}[style]())
@@ -232,14 +252,18 @@ def profile(
     return 0
 
 
+def _told(what: str, items: Iterator[T]) -> Iterator[T]:
+    """Items, of which stderr is told every few seconds how many there were."""
+    printed = time.monotonic()
+    for number, item in enumerate(items, 1):
+        yield item
+        if time.monotonic() - printed > _EVERY:
+            printed = time.monotonic()
+            click.echo(f"picbench: {number:,} requests {what}", err=True)
+
+
 def _encoder(model: str) -> "Encode":
     from picbench.workloads import models
-    from picbench.workloads.prompts.tokens import Encoder, start_tokens
+    from picbench.workloads.prompts.tokens import prompt_encoder
 
-    tokenizer = models.load_tokenizer(models.resolve(model))
-    start, encode = start_tokens(tokenizer), Encoder(tokenizer)
-
-    def ids(text: str) -> tuple[int, ...]:
-        return (*start, *(encode([text])[0] if text else ()))
-
-    return ids
+    return prompt_encoder(models.plain_tokenizer(models.resolve(model, weights=False)))

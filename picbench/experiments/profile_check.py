@@ -33,7 +33,6 @@ from picbench.profile.predictor import (
     read_measured,
 )
 from picbench.profile.profile import ArmProfile, TraceProfile, profile_trace
-from picbench.profile.traces import Encode, read_trace_file
 from picbench.run import runner
 from picbench.run.measurements import Outcome, ProfileCheck
 from picbench.tables.page import page
@@ -43,6 +42,8 @@ from picbench.workloads.traffic.corpus import from_tokens
 from picbench.workloads.traffic.draw import Stream, draw
 from picbench.workloads.traffic.file import Header, write_requests
 from picbench.workloads.traffic.settings import Traffic
+from picbench.workloads.traffic.trace import Encode
+from picbench.workloads.traffic.trace_file import read_trace_file
 
 _SCHEMA = 1
 

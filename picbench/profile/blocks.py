@@ -19,7 +19,7 @@ from picbench.engines.planning.pages import Page
 from picbench.engines.planning.plan import Canonical
 from picbench.engines.planning.policy import Segment
 from picbench.errors import ConfigError
-from picbench.profile.traces import TraceSegment
+from picbench.workloads.traffic.trace import TraceSegment
 
 #: Bytes of a full block in `TraceSegment.tokens`.
 _BLOCK_BYTES = BLOCK_SIZE * 8

@@ -1,23 +1,21 @@
 """A trace under every arm in one pass, what arms keep of answers, and whether PIC is worth it."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
 from importlib.resources import files
 from itertools import islice
-from math import isinf
-from typing import Any
 
 from picbench.engines.algorithms import Algorithm
 from picbench.engines.costs import RequestSize
 from picbench.errors import DataError
 from picbench.profile.costs import ClosedLoop
+from picbench.profile.headroom import Headroom
 from picbench.profile.predictor import ArmPrediction, GridPredictor, links_chunks
 from picbench.profile.reuse import ArmSimulation, ReuseTotals
-from picbench.profile.traces import Trace, TracedRequest
-from picbench.tables.table import NOTHING, Column, Table
+from picbench.tables.table import NOTHING
+from picbench.workloads.traffic.trace import Sees, Trace, TracedRequest
 
 #: The budget of a step where no grid says another one: that of a served vLLM on a large GPU.
 _STEP_TOKENS = 8192
@@ -147,7 +145,10 @@ class ArmProfile:
 
 @dataclass(frozen=True, slots=True)
 class TraceProfile:
-    """The arms of a trace, in the order that they were asked for, and what they keep of answers."""
+    """The arms of a trace, in the order that they were asked for, and what they keep of answers.
+
+    `headroom` is what prefix caching leaves, `sees` and `note` are those of the trace.
+    """
 
     name: str
     kind: str
@@ -157,6 +158,9 @@ class TraceProfile:
     traffic: TrafficSums
     arms: tuple[ArmProfile, ...]
     answers: tuple[MeasuredAnswers, ...] = field(default_factory=read_answers)
+    headroom: Headroom | None = None
+    sees: Sees = "contents"
+    note: str = ""
 
     def kept(self, arm: ArmProfile) -> dict[str, Kept]:
         """What an arm keeps, by measurement; documents that the trace lacks keep nothing."""
@@ -185,9 +189,9 @@ def profile_trace(
     *,
     pool: int | None = None,
     running: int = 16,
-    requests: int | None = None,
+    limit: int | None = None,
 ) -> TraceProfile:
-    """Count what each algorithm reuses of the first `requests`, all of them by default.
+    """Count what each algorithm reuses of the first `limit` requests, all of them by default.
 
     `pool` is in usable blocks of 16 tokens. `running` requests are served at a time, in steps like
     those of the engines of the predictor's grid. Raises ConfigError for algorithms that are not
@@ -195,15 +199,21 @@ def profile_trace(
     it has no request.
     """
     arms = [_Arm(algorithm, pool, running, predictor, trace.exact) for algorithm in algorithms]
-    traffic = TrafficSums()
-    for request in islice(trace.requests, requests):
+    traffic, headroom = TrafficSums(), Headroom(exact=trace.exact, blocks=pool)
+    for request in islice(trace.requests, limit):
         traffic.add(request)
+        headroom.serve(request)
         for arm in arms:
             arm.serve(request)
     if not traffic.requests:
         raise DataError(f"{name}: no requests", hint="a trace has one a line")
     found = tuple(arm.profile(traffic.rate) for arm in arms)
-    return TraceProfile(name, trace.kind, trace.exact, pool, running, traffic, found)
+    return TraceProfile(
+        *(name, trace.kind, trace.exact, pool, running, traffic, found),
+        headroom=headroom,
+        sees=trace.sees,
+        note=trace.note,
+    )
 
 
 class _Arm:
@@ -261,11 +271,16 @@ class Worth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Whether PIC is worth it, the arm to take, and one line that says so."""
+    """Whether PIC is worth it, the arm to take, one line that says so, and why.
+
+    `sentence` is what a person would say, against prefix caching; `ours` the best arm with chunks.
+    """
 
     worth: Worth
     arm: str | None
     line: str
+    sentence: str = ""
+    ours: str | None = None
 
 
 def advise(profile: TraceProfile) -> Advice:
@@ -274,6 +289,8 @@ def advise(profile: TraceProfile) -> Advice:
     Only arms of known loss are compared; those that keep answers come first where they are worth
     it. Outside of the grid times decide nothing that computed tokens do not say as well.
     """
+    if profile.sees != "contents":
+        return _unseen(profile)
     known = [arm for arm in profile.arms if profile.least(arm) is not None]
     plain = [arm for arm in known if not links_chunks(arm.algorithm)]
     # Private copies are counted from a tier that never forgets, which no pool pays for.
@@ -318,7 +335,43 @@ def advise(profile: TraceProfile) -> Advice:
         Worth.UNKNOWN: (None, "unknown, measure it"),
     }[worth]
     line = f"{words}. {ours.spec} takes {ratio:.2f} of {theirs.spec}'s {figure}"
-    return Advice(worth, taken, f"{line}; {_why(profile.traffic, ours, theirs)}.")
+    whole = f"{line}; {_why(profile.traffic, ours, theirs)}."
+    return Advice(worth, taken, whole, _sentence(profile, worth, ours, theirs), ours.spec)
+
+
+def _unseen(profile: TraceProfile) -> Advice:
+    """What can be said of a trace that does not show what prompts share."""
+    found = next((a.counted.saved for a in profile.arms if a.spec == "prefix"), None)
+    saved = f"prefix caching saves {found:z.0%} of prompt tokens; " if found else ""
+    line = f"unknown: {saved}whether PIC would save more cannot be seen here ({profile.note})"
+    said = f"{line[9].upper()}{line[10:]}. A log with texts would say it."
+    return Advice(Worth.UNKNOWN, None, line, said)
+
+
+def _sentence(profile: TraceProfile, worth: Worth, ours: ArmProfile, theirs: ArmProfile) -> str:
+    """The advice as one would say it, against prefix caching where that was counted."""
+    against = next((arm for arm in profile.arms if arm.spec == "prefix"), theirs)
+    name = "prefix caching" if against.spec == "prefix" else against.spec
+    ratio = ours.computed / max(against.computed, 1e-12)
+    less = f"{abs(1 - ratio):.0%} {'fewer' if ratio <= 1 else 'more'} prompt tokens than {name}"
+    parts = [f"{ours.spec} computes {less}"]
+    if ours.predicted and against.predicted:
+        first, before = ours.predicted.ttft_s, against.predicted.ttft_s
+        if first and before:
+            times = f"{before / first:.1f} times sooner" if first < before else "no sooner"
+            parts.append(f"its first token is predicted {times}")
+        memory = ours.predicted.kv_gib / max(against.predicted.kv_gib, 1e-12)
+        parts.append(f"with {memory:.2f} of the KV memory")
+    shares = [k for kept in profile.kept(ours).values() for k, *_ in kept.values()]
+    keeps = min(shares) >= _KEPT
+    loss = f" It kept {min(shares):.0%} to {max(shares):.0%} of full recompute's score elsewhere."
+    told = {
+        Worth.YES: f"PIC is worth it{'' if keeps else ' if some answers may change'}",
+        Worth.NO: f"PIC is not worth it, stay with {theirs.spec}",
+        Worth.EQUAL: f"PIC makes no difference, stay with {theirs.spec}",
+        Worth.UNKNOWN: "It is not known whether PIC is worth it, measure it",
+    }[worth]
+    return f"{told}: {', '.join(parts)}.{loss if worth is Worth.YES else ''}"
 
 
 def _cheapest(arms: Sequence[ArmProfile]) -> ArmProfile:
@@ -346,181 +399,3 @@ def _why(traffic: TrafficSums, ours: ArmProfile, theirs: ArmProfile) -> str:
     if ours.limited and ours.limited.saved < ours.unbounded.saved - 0.05:
         reasons.append(f"the pool costs {ours.unbounded.saved - ours.limited.saved:.0%} of them")
     return ", ".join(reasons)
-
-
-class ProfileReport:
-    """What is shown: counts, what a grid predicts of them, and the advice."""
-
-    def __init__(self, profile: TraceProfile, predictor: GridPredictor | None) -> None:
-        self._profile, self._predictor = profile, predictor
-        self._errors = predictor.errors() if predictor else None
-        self._queues = bool(predictor and profile.traffic.rate)
-        self.advice = advise(profile)
-
-    def markdown(self) -> str:
-        """The report as a page."""
-        blocks = [*self._lines(), self._table().markdown(right=1), self._legend()]
-        return "\n\n".join([*blocks, *self._grid_lines(), f"**{self.advice.line}**"])
-
-    def text(self) -> str:
-        """The report for a terminal."""
-        table = self._table()
-        columns = list(zip(table.head, *table.texts(), strict=True))
-        widths = [max(map(len, column)) for column in columns]
-        lines = []
-        for first, *others in zip(*columns, strict=True):
-            right = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))
-            lines.append("  ".join((first.ljust(widths[0]), *right)).rstrip())
-        blocks = (self._lines(), lines, [self._legend()], self._grid_lines(), [self.advice.line])
-        return "\n\n".join("\n".join(block) for block in blocks)
-
-    def json(self) -> str:
-        """All figures; times in seconds, None for what is infinite or not known."""
-        profile, traffic, predictor = self._profile, self._profile.traffic, self._predictor
-        calibration = predictor.calibration if predictor else None
-        document = {
-            "schema": 1,
-            "simulation": True,
-            "trace": {"name": profile.name, "kind": profile.kind, "exact": profile.exact},
-            "pool": profile.pool,
-            "running": profile.running,
-            "traffic": {
-                "requests": traffic.requests,
-                "prompt_tokens": traffic.prompt,
-                "output_tokens": traffic.output,
-                "chunks": traffic.chunks,
-                "chunk_tokens": traffic.chunk_tokens,
-                "repeated": traffic.repeated,
-                "rate": traffic.rate,
-            },
-            "arms": {arm.spec: _figures(arm) | {"kept": profile.kept(arm)} for arm in profile.arms},
-            "answers": {measured.name: measured.about for measured in profile.answers},
-            "grid": predictor.grid.about() if predictor else None,
-            "calibration": calibration.about() if calibration else None,
-            "warning": predictor.warning if predictor else None,
-            "errors": asdict(self._errors) if self._errors else None,
-            "advice": asdict(self.advice),
-        }
-        return json.dumps(document, indent=1)
-
-    def _table(self) -> Table:
-        """A row for each arm."""
-        shown: dict[str, Callable[[ArmProfile], str]] = {
-            "arm": lambda arm: arm.spec,
-            "saved": lambda arm: f"{arm.unbounded.saved:z.1%}",
-            "computed a request": lambda arm: (
-                f"{arm.computed:,.0f}" if arm.counted.requests else NOTHING
-            ),
-        }
-        if self._profile.pool:
-            shown |= {
-                f"saved, pool of {self._profile.pool:,}": lambda arm: f"{arm.counted.saved:z.1%}",
-                "evicted blocks": lambda arm: f"{arm.counted.evicted_blocks:,}",
-                "refused": lambda arm: f"{arm.counted.refused:,}",
-            }
-        for measured in self._profile.answers:
-            shown[f"keeps, {measured.name}"] = partial(self._profile.kept_text, name=measured.name)
-        columns = {name: [text(arm) for arm in self._profile.arms] for name, text in shown.items()}
-        found = [arm.predicted for arm in self._profile.arms if arm.predicted]
-        if found:
-            columns["TTFT, ms"] = [_ranged(f.ttft_s, f.ttft_s_range, _ms) for f in found]
-            columns["requests/s"] = [
-                _ranged(f.requests_s, f.requests_s_range, "{:,.2f}".format) for f in found
-            ]
-            columns["KV, GiB"] = [f"{f.kv_gib:.2f}" for f in found]
-        if self._queues:
-            columns["TTFT at its rate, ms"] = [_ranged(f.loaded_ttft_s, None, _ms) for f in found]
-        rows = list(zip(*columns.values(), strict=True))
-        return Table(self._profile.name, [Column(heading) for heading in columns], rows)
-
-    def _lines(self) -> Iterator[str]:
-        """What stands above the table."""
-        traffic = self._profile.traffic
-        yield f"simulation: no model was run. {self._profile.name} ({self._profile.kind})"
-        rate = f", {traffic.rate:.3g} a second" if traffic.rate else ""
-        yield (
-            f"{traffic.requests:,} request{'s' * (traffic.requests > 1)}{rate}; "
-            f"{traffic.prompt / traffic.requests:,.0f} prompt tokens, "
-            f"{traffic.chunks / traffic.requests:.1f} chunks and "
-            f"{traffic.output / traffic.requests:,.0f} generated tokens each on average; "
-            f"{traffic.repeated:.1%} of chunk tokens in chunks seen before"
-        )
-        yield (
-            "Reuse is counted by token ids, block by block."
-            if self._profile.exact
-            else "Reuse is counted block by block; contents with different names count as "
-            "different from their first token on."
-        )
-
-    def _legend(self) -> str:
-        """What the columns mean."""
-        arms = self._profile.arms
-        copies = any(getattr(arm.algorithm, "private", False) for arm in arms)
-        ranges = any(arm.predicted and arm.predicted.ttft_s_range for arm in arms)
-        parts = {
-            "saved: prompt tokens that need not be computed, less those of compiling chunks; by a "
-            "cache that never evicts.": True,
-            "Private copies are made from a tier that never forgets.": copies,
-            "Not counted: what it takes to pick tokens while a request runs.": any(
-                arm.algorithm.plan_chunk(1, 100).selection for arm in arms
-            ),
-            "In brackets: where 90 % of the grid's single measurements lie around such a "
-            "prediction, TTFT's around medians of as many such requests.": ranges,
-            f"KV: of {self._profile.running} requests at a time.": self._predictor,
-            "TTFT at its rate: by the formula of a queue.": self._queues,
-        }
-        unknown = [arm.spec for arm in arms if self._profile.least(arm) is None]
-        parts |= {
-            f"keeps, {one.name}: the share of full recompute's score, the least and the most of "
-            f"{len(next(iter(one.kept.values())))} data sets, with {one.about}.": True
-            for one in self._profile.answers
-        }
-        parts[f"Not advised, as their loss is not known here: {', '.join(unknown)}."] = bool(
-            unknown
-        )
-        return " ".join(text for text, shown in parts.items() if shown)
-
-    def _grid_lines(self) -> Iterator[str]:
-        """What the predictions are worth."""
-        if self._predictor is None or self._errors is None:
-            yield "No grid was measured: neither times nor memory are predicted."
-            return
-        yield f"Predicted from: {self._predictor.grid.about()}"
-        if self._predictor.calibration:
-            yield f"At the speed of: {self._predictor.calibration.about()}"
-        if self._predictor.warning:
-            yield f"Warning: {self._predictor.warning}"
-        ttft, requests_s = self._errors.texts()
-        yield f"Leave-one-out error of TTFT: {ttft}"
-        yield f"Leave-one-out error of requests/s: {requests_s}"
-        pool, running, arms = self._profile.pool, self._profile.running, self._profile.arms
-        if crowded := [arm.spec for arm in arms if pool and arm.peak_blocks > pool]:
-            yield (
-                f"{running} requests at a time hold more than the pool, so they would wait, which "
-                f"requests/s and KV leave out (lower --running): {', '.join(crowded)}"
-            )
-        if outside := [arm.spec for arm in arms if arm.predicted and not arm.predicted.inside]:
-            yield f"Outside of the measured grid, so extrapolated: {', '.join(outside)}"
-
-
-def _ranged(
-    value: float | None, ends: tuple[float, float] | None, text: Callable[[float], str]
-) -> str:
-    if value is None:
-        return NOTHING
-    return text(value) + (f" ({text(ends[0])}-{text(ends[1])})" if ends else "")
-
-
-def _ms(seconds: float) -> str:
-    return "overloaded" if isinf(seconds) else f"{seconds * 1e3:,.1f}"
-
-
-def _figures(arm: ArmProfile) -> dict[str, Any]:
-    figures = asdict(arm.predicted) if arm.predicted else {}
-    finite = {k: None if isinstance(v, float) and isinf(v) else v for k, v in figures.items()}
-    return {
-        "unbounded": asdict(arm.unbounded) | {"saved": arm.unbounded.saved},
-        "limited": asdict(arm.limited) | {"saved": arm.limited.saved} if arm.limited else None,
-        "peak_blocks": arm.peak_blocks,
-        "predicted": finite or None,
-    }

@@ -20,8 +20,8 @@ from picbench.profile.blocks import (
     SimulatedPool,
     blocks_of,
 )
-from picbench.profile.traces import TracedRequest, TraceSegment
 from picbench.workloads.prompts.chunk_order import ContextIndex
+from picbench.workloads.traffic.trace import TracedRequest, TraceSegment
 
 
 @dataclass(frozen=True, slots=True)

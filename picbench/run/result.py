@@ -38,7 +38,7 @@ from picbench.tables.run import (
 from picbench.tables.table import WIDTH, PipedConsole
 from picbench.workloads import models
 from picbench.workloads.scoring import METRICS, parse_scoring
-from picbench.workloads.traffic.corpus import SYNTHETIC
+from picbench.workloads.traffic.corpus import LOGGED, SYNTHETIC
 
 
 def print_all(stream: TextIO, *parts: RenderableType) -> None:
@@ -312,8 +312,10 @@ def rescore(path: Path, metric: str | None = None) -> tuple[dict[str, ArmRescore
     if run.manifest["status"] not in FINAL:
         hint = "give the command that began the run again first"
         raise ConfigError(f"{run.path}: not finished", hint=hint)
-    if SYNTHETIC in run.manifest["workload"]["dataset"].split(","):
-        raise ConfigError(f"{run.path}: random tokens have no answers", hint="use a data set")
+    if {SYNTHETIC, LOGGED} & {*run.manifest["workload"]["dataset"].split(",")}:
+        raise ConfigError(
+            f"{run.path}: random tokens and logs have no answers", hint="use a data set"
+        )
     check_rows(run)
     with hold(path):
         shown, rows = _score_rows(run, metric)

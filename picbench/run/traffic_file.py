@@ -22,11 +22,11 @@ from picbench.tables.table import PipedConsole
 from picbench.workloads import models
 from picbench.workloads.sources.bundled import BUNDLED
 from picbench.workloads.sources.records import file_records
-from picbench.workloads.traffic.chunk_source import ChunkSource, build, plain_ids
+from picbench.workloads.traffic.chunk_source import ChunkSource, build
 from picbench.workloads.traffic.corpus import SYNTHETIC
 from picbench.workloads.traffic.draw import draw
 from picbench.workloads.traffic.file import Header, write_requests
-from picbench.workloads.traffic.ragpulse import TraceReplay, read_trace
+from picbench.workloads.traffic.replay import TraceReplay, read_trace
 from picbench.workloads.traffic.settings import Traffic
 from picbench.workloads.traffic.traffic_facts import TrafficFacts, measure
 
@@ -105,9 +105,10 @@ class TrafficWriter:
         dataset, synthetic, left_out = SYNTHETIC, True, 0
         if config.trace is not None:
             replay = replay_of(config)
-            found = read_trace(Path(config.trace), replay, plain_ids(self._load(model)))
-            stream, left_out = found.stream, found.left_out
-            trace = {"format": "RAGPulse", "sha256": found.sha256, "left_out": left_out}
+            found = read_trace(Path(config.trace), replay, self._load(model))
+            stream, left_out, synthetic = found.stream, found.left_out, not found.exact
+            dataset = stream.samples[0].dataset
+            trace = {"format": found.kind, "sha256": found.sha256, "left_out": left_out}
             settings: dict[str, object] = {"trace": trace, "replay": asdict(replay)}
         else:
             traffic, source = traffic_of(config), source_of(config, model)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from picbench.errors import ConfigError, DataError
@@ -29,9 +30,10 @@ from picbench.workloads.sources.row import BadRows, placed
 from picbench.workloads.sources.source import locate
 from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
 from picbench.workloads.traffic.chunk_source import ChunkSource, build
-from picbench.workloads.traffic.corpus import SYNTHETIC
+from picbench.workloads.traffic.corpus import LOGGED, SYNTHETIC
 from picbench.workloads.traffic.draw import Stream, draw, times
-from picbench.workloads.traffic.file import check_tokens, read_requests
+from picbench.workloads.traffic.file import check_tokens
+from picbench.workloads.traffic.replay import open_requests
 from picbench.workloads.traffic.settings import Traffic
 
 #: Requests that are drawn where no number is given, and the exponent of their chunks' popularity.
@@ -66,7 +68,7 @@ class Workload:
 
 
 def load_workload(config: RunConfig) -> Workload:
-    """Read, render and tokenize what `config` names: a data set, or a request file.
+    """Read, render and tokenize what `config` names: a data set, or a file of requests.
 
     Raises ConfigError or DataError if that fails.
     """
@@ -148,23 +150,21 @@ def _load_requests(config: RunConfig, model: models.ModelSpec, context: int | No
         "`requests`: requests are replayed as they were written",
         "name a `dataset`",
     )
-    path = Path(config.requests or "")
-    found = read_requests(path)
-    of_file = replace(
-        found.stream,
-        samples=tuple(
-            replace(sample, max_tokens=config.max_tokens or sample.max_tokens)
-            for sample in found.stream.samples[: config.limit]
-        ),
-    )
-    _check_lengths(
-        of_file, context
-    )  # First, as tokenizers need a minute for a text that is longer.
-    tokenizer = models.load_tokenizer(model)
+    path, load = Path(config.requests or ""), cache(lambda: models.load_tokenizer(model))
+    found = open_requests(path, load)
+    bad = BadRows(skip=config.on_bad_row == "skip")
+    # First, as tokenizers need a minute for a text that is longer.
+    of_file = _fitting(found.stream, config.max_tokens, config.limit, context, bad)
+    tokenizer = load()
     check_tokens(of_file, tokenizer, path)
     header = found.header
     workload = _of_stream(config, model, of_file, header.dataset, tokenizer)
-    return replace(workload, synthetic=header.synthetic, requests=found.fingerprint)
+    return replace(
+        workload,
+        synthetic=header.synthetic,
+        requests=found.fingerprint,
+        skipped=tuple(bad.skipped),
+    )
 
 
 def _draw_requests(config: RunConfig, model: models.ModelSpec, context: int | None) -> Workload:
@@ -193,7 +193,7 @@ def _draw_requests(config: RunConfig, model: models.ModelSpec, context: int | No
         cached=config.reuse,
     )
     drawn = draw(traffic, corpus)
-    _check_lengths(drawn, context)
+    drawn = _fitting(drawn, None, None, context, BadRows())
     workload = _of_stream(config, model, drawn, config.dataset, tokenizer)
     return replace(workload, synthetic=source.synthetic)
 
@@ -206,15 +206,30 @@ def _refuse(config: RunConfig, names: Sequence[str], why: str, other: str) -> No
             raise ConfigError(f"`{name}` and {why}", hint=hint)
 
 
-def _check_lengths(stream: Stream, context: int | None) -> None:
-    for sample in stream.samples:
+def _fitting(
+    found: Stream, most: int | None, limit: int | None, context: int | None, bad: BadRows
+) -> Stream:
+    """The first `limit` requests with replies of `most` tokens; those too long go to `bad`."""
+    kept: list[int] = []
+    samples = [replace(sample, max_tokens=most or sample.max_tokens) for sample in found.samples]
+    for number, sample in enumerate(samples):
+        if len(kept) == limit:
+            break
         needed = sample.prompt_tokens + sample.max_tokens
-        if context is not None and needed > context:
-            raise ConfigError(
-                f"{sample.source or sample.id}: {needed} tokens of prompt and reply, a context of "
-                f"{context}",
-                hint="raise `context`, name another `model`, or draw requests of fewer chunks",
-            )
+        if context is None or needed <= context:
+            kept.append(number)
+            continue
+        problem = DataError(
+            f"{needed} tokens of prompt and reply, a context of {context}",
+            hint="raise `context`, name another `model`, draw requests of fewer chunks, or leave "
+            "such requests out: `on_bad_row=skip`",
+        )
+        bad.reject(placed(sample.source or sample.id, problem))
+    if not kept:
+        raise DataError("no request fits the context", hint=f"the first: {bad.skipped[0]}")
+    arrivals = tuple(found.arrivals[number] for number in kept) if found.arrivals else None
+    users = tuple(found.users[number] for number in kept)
+    return Stream(tuple(samples[number] for number in kept), users, arrivals, found.preload)
 
 
 def _of_stream(
@@ -283,8 +298,8 @@ def find_grader(
     Of replies that restate facts it takes the answer. Raises ConfigError where a package is
     missing.
     """
-    if name == SYNTHETIC:
-        return "score", Grader(lambda reply, answers: None)  # Random tokens have no answer.
+    if name in (SYNTHETIC, LOGGED):
+        return "score", Grader(lambda reply, answers: None)  # There is no right answer.
     dataset = datasets.find(name)
     if metric is None:
         scorer = find_scorer(dataset, rule, load)

@@ -12,7 +12,7 @@ from picbench.errors import ConfigError
 from picbench.store.reader import Run
 from picbench.store.summary import BASELINE, ArmSummary, labels_of
 from picbench.tables.metrics import METRICS, SCORE, metrics_shown
-from picbench.tables.table import NOTHING, Column, Shown, Table, Value
+from picbench.tables.table import NOTHING, Column, Shown, Table, Value, bar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -292,7 +292,6 @@ def verdict(arms: Mapping[str, ArmSummary], reusing: Sequence[str]) -> Iterator[
 
 #: What bars compare: a heading, the metric that is drawn, and the one that ratios are made of.
 _BARS = (("first token", "ttft_p50_ms"), ("KV memory, peak", "peak_gib"), ("answers", "score"))
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def reference_of(arms: Mapping[str, ArmSummary]) -> str | None:
@@ -315,10 +314,9 @@ def bar_lines(arms: Mapping[str, ArmSummary], width: int) -> Iterator[str]:
         yield f"{heading}{unit}, against {reference}"
         for name, ratio in ratios.items():
             if ratio is not None:
-                eighths = round(8 * (width - names - 25) * ratio / max(known))
-                bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+                drawn = bar(ratio / max(known), width - names - 25)
                 shown = f"{METRICS[metric].text(arms[name])} {METRICS[metric].unit}"
-                yield f"  {labels[name][:names]:{names}} {ratio:5.2f}x {shown:>12} {bar}"
+                yield f"  {labels[name][:names]:{names}} {ratio:5.2f}x {shown:>12} {drawn}"
 
 
 def _relative(

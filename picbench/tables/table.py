@@ -27,6 +27,14 @@ _NAME = len("(simulated)")
 #: Characters of a line where there is no terminal.
 WIDTH = 140
 
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def bar(share: float, width: int) -> str:
+    """A bar for a share of `width` characters, to an eighth of one."""
+    eighths = round(8 * width * share)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ __all__ = [
     "engine_packages",
     "has_chat_template",
     "load_tokenizer",
+    "plain_tokenizer",
     "reach_model",
     "resolve",
 ]
@@ -118,6 +119,19 @@ def load_tokenizer(model: ModelSpec) -> Tokenizer:
         reason = str(error).strip().splitlines()[0].rstrip(": ")
         raise _error(model.name, f"cannot load its tokenizer: {reason}") from error
     return cast(Tokenizer, found)
+
+
+def plain_tokenizer(model: ModelSpec) -> Tokenizer:
+    """A model's tokenizer for texts alone, with `transformers` only where it needs that."""
+    if isinstance(model.path, Path):
+        file = model.path / "tokenizer.json"
+        return PlainTokenizer(file) if file.exists() else load_tokenizer(model)
+    from huggingface_hub import hf_hub_download
+
+    with suppress(OSError, ValueError):  # The error of `load_tokenizer` says more.
+        hf_hub_download(model.path, "tokenizer_config.json")
+        return PlainTokenizer(Path(hf_hub_download(model.path, "tokenizer.json")))
+    return load_tokenizer(model)
 
 
 def has_chat_template(model: ModelSpec) -> bool:

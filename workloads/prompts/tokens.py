@@ -1,7 +1,7 @@
 """The interface of a tokenizer, and how texts are encoded."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,8 @@ class PlainTokenizer:
         from tokenizers import Tokenizer as Backend
 
         self.backend_tokenizer = Backend.from_file(str(file))
+        self.backend_tokenizer.no_truncation()
+        self.backend_tokenizer.no_padding()
         settings = file.with_name("tokenizer_config.json")
         found = json.loads(settings.read_bytes()) if settings.exists() else {}
         bos = found.get("bos_token")
@@ -72,6 +74,15 @@ def start_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
     bos = tokenizer.bos_token_id
     ids = tokenizer(["a"], add_special_tokens=True)["input_ids"][0]
     return (bos,) if bos is not None and ids[0] == bos else ()
+
+
+def prompt_encoder(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
+    """Gives the ids of a text inside a prompt, after those that the tokenizer begins prompts with.
+
+    Of an empty text it gives the latter alone.
+    """
+    start, inside = start_tokens(tokenizer), inside_prompt(tokenizer)
+    return lambda text: (*start, *(encode(inside, [text])[0] if text else ()))
 
 
 class Encoder:

@@ -11,8 +11,8 @@ from picbench.errors import ConfigError
 from picbench.workloads.prompts.tokens import Tokenizer, encode
 from picbench.workloads.sample import Sample, SampleSegment
 
-#: The data set of random tokens.
-SYNTHETIC = "synthetic"
+#: The data sets of random tokens, and of requests of a log: no right answer is known.
+SYNTHETIC, LOGGED = "synthetic", "log"
 
 #: Random tokens before and after the chunks of a synthetic request.
 HEAD, TAIL = 16, 32

@@ -41,11 +41,14 @@ class Repeat(NamedTuple):
     first: int
 
 
-def find_chunks(prompts: Iterable[Sequence[int] | _Ints]) -> list[list[tuple[int, int]]]:
+def find_chunks(
+    prompts: Iterable[Sequence[int] | _Ints], after: Sequence[int] = ()
+) -> list[list[tuple[int, int]]]:
     """The chunks of each prompt, in order, as [start, end).
 
     Each has at least `LEAST` tokens and occurs more than once, not only at the beginning of
-    prompts that begin alike.
+    prompts that begin alike. Prompts with different numbers in `after` do not: these name what
+    stands before them.
     """
     given = [np.asarray(prompt, np.int32) for prompt in prompts]
     ends = np.cumsum([0, *map(len, given)])
@@ -58,7 +61,7 @@ def find_chunks(prompts: Iterable[Sequence[int] | _Ints]) -> list[list[tuple[int
     origins = _origins(len(tokens), repeats, None)
     origins = _origins(len(tokens), repeats, _votes(repeats, origins))
     starts, stops = _cut(origins, ends)
-    kept = _moving(origins, starts, stops, ends, _prefixes(tokens, bounds))
+    kept = _moving(origins, starts, stops, ends, _prefixes(tokens, bounds, after))
     starts, stops = starts[kept], stops[kept]
     owners = np.searchsorted(ends, starts, "right") - 1
     found: list[list[tuple[int, int]]] = [[] for _ in bounds[:-1]]
@@ -193,14 +196,15 @@ def _cut(origins: _Ints, ends: _Ints) -> tuple[_Ints, _Ints]:
     return starts, np.append(starts[1:], len(origins))
 
 
-def _prefixes(tokens: _Ints, bounds: Sequence[int]) -> _Ints:
+def _prefixes(tokens: _Ints, bounds: Sequence[int], after: Sequence[int]) -> _Ints:
     """How many tokens each prompt begins with that an earlier one begins with, in steps."""
     pairs = list(pairwise(bounds))
+    seeds = _mixed(np.asarray(after or [0] * len(pairs)))
     longest = max(end - start for start, end in pairs)
     weights = np.cumprod(np.full(longest, _FACTOR, np.uint64))
     sums = [
-        np.cumsum(_mixed(tokens[start:end]) * weights[: end - start])[_STEP - 1 :: _STEP]
-        for start, end in pairs
+        np.cumsum(_mixed(tokens[start:end]) * weights[: end - start])[_STEP - 1 :: _STEP] + seed
+        for (start, end), seed in zip(pairs, seeds, strict=True)
     ]
     owners = np.repeat(np.arange(len(sums)), list(map(len, sums)))
     _, firsts, groups = np.unique(np.concatenate(sums), return_index=True, return_inverse=True)

@@ -14,6 +14,7 @@ from picbench.cli import main
 from picbench.engines.algorithms import names
 from picbench.profile.predictor import PACKAGED
 from picbench.profile.profile import read_answers
+from picbench.workloads.traffic.ragpulse import LENGTHS, TRACE
 
 
 def trace(path: Path, chunks: list[list[str]], output: int = 8) -> Path:
@@ -46,7 +47,7 @@ def shared(requests: int, chunks: int) -> list[list[str]]:
 def run(*words: str) -> str:
     done = CliRunner().invoke(main, ["profile", *words])
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 @pytest.mark.parametrize("style", ["text", "json", "markdown"])
@@ -219,7 +220,7 @@ def test_a_loss_is_said_and_an_unknown_one_not_advised(tmp_path: Path) -> None:
     for unknown in ("mepic:blocks=3", "mepic:anchor=head:context=document"):  # Of no document here.
         found = profiled(path, "--algo", f"prefix,{unknown}")
         assert (found["advice"]["worth"], found["advice"]["arm"]) == ("unknown", None)
-        shown = run(str(path), "--algo", f"prefix,{unknown}")
+        shown = " ".join(run(str(path), "--algo", f"prefix,{unknown}").split())
         assert f"Not advised, as their loss is not known here: {unknown}." in shown
 
 
@@ -234,15 +235,102 @@ def test_kept_shares_are_those_of_the_measurement() -> None:
     assert packaged.kept == found
 
 
-def test_neither_torch_nor_vllm_is_loaded(tmp_path: Path) -> None:
+#: What the core does without: packages of engines, of rows, of tables and figures.
+ABSENT = ("torch", "vllm", "transformers", "datasets", "pyarrow", "pandas", "matplotlib")
+
+
+@pytest.mark.parametrize("kind", ["lengths", "texts", "ragpulse"])
+def test_the_core_alone_is_needed(tmp_path: Path, kind: str) -> None:
     path = trace(tmp_path / "t.jsonl", shared(3, 2))
+    if kind == "texts":
+        path.write_text(
+            json.dumps({"messages": [{"role": "user", "content": "Who? " * 40}]}) + "\n"
+        )
+    if kind == "ragpulse":
+        path.unlink()
+        path = tmp_path
+        fields = ("sys_prompt_id", "passage_id", "history_id", "user_input_id", "web_search_id")
+        for number, (name, field) in enumerate(zip(LENGTHS, fields, strict=True)):
+            (path / name).write_text(json.dumps({field: number, "token_length": 50}) + "\n")
+        line = {"timestamp": 1, "output_length": 2, "hash_ids": {"passages_ids": [1]}}
+        (path / TRACE).write_text(json.dumps(line | {"session_id": "s"}) + "\n")
     code = (
-        "import sys; from picbench.cli import main\n"
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] in {ABSENT!r}:\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from picbench.cli import main\n"
         f"main(['profile', {str(path)!r}], standalone_mode=False)\n"
-        "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert "PIC" in done.stdout
+
+
+def chats(path: Path, count: int = 12) -> Path:
+    """Documents in any order in messages that mark none."""
+    source = Random(4)
+    texts = [" ".join(f"w{source.randint(0, 999)}" for _ in range(90)) for _ in range(5)]
+    lines = []
+    for number in range(count):
+        content = " ".join(source.sample(texts, 3)) + f" Question {number}?"
+        lines.append({"messages": [{"role": "user", "content": content}]})
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def test_a_log_ends_in_a_decision_of_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = chats(Path("log.jsonl"))
+    shown = run(str(path), "--pool", "4000")
+    assert max(map(len, shown.splitlines())) <= 80
+    blocks = shown.split("\n\n")
+    assert blocks[1].startswith("PIC is worth it if some answers may change: mepic computes")
+    assert "than prefix caching" in " ".join(blocks[1].split())
+    assert "full recompute's score" in " ".join(blocks[1].split())
+    assert blocks[2].startswith("computed tokens   prefix")
+    assert "█" in blocks[2]
+    assert "first token, ms" in blocks[2]
+    assert "answers kept" in blocks[2]
+    assert blocks[3].startswith("Seen before at another place: ")
+    assert "reordered documents" in blocks[3]
+    assert "a tier would save it" in blocks[3]
+    assert blocks[4].startswith("arm  ")
+    assert run("--requests", str(path), "--pool", "4000") == shown
+
+
+def test_what_a_trace_does_not_show_is_said_and_not_decided(tmp_path: Path) -> None:
+    line = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]}
+    path = tmp_path / "t.jsonl"
+    path.write_text(f"{json.dumps(line)}\n" * 3)
+    found = profiled(path)
+    assert (found["advice"]["worth"], found["sees"]) == ("unknown", "prefixes")
+    said = found["advice"]["sentence"]
+    assert said.startswith("Prefix caching saves 66% of prompt tokens; whether PIC would save more")
+    assert "ids are chained: nothing beyond prefixes can be seen" in said
+    assert "Seen before at another place" not in run(str(path), "--grid", "none")
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n")
+    assert "only lengths are known" in profiled(path)["advice"]["sentence"]
+
+
+def test_progress_goes_to_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("picbench.cli.inspect._EVERY", 0.0)
+    path = chats(tmp_path / "log.jsonl")
+    done = CliRunner().invoke(main, ["profile", str(path), "--grid", "none", "--format", "json"])
+    assert json.loads(done.stdout)["simulation"]
+    assert "picbench: 12 requests read\n" in done.stderr
+    assert "picbench: 12 requests counted\n" in done.stderr
+
+
+def test_one_file_is_named(tmp_path: Path) -> None:
+    for words in ((), ("a.jsonl", "--requests", "b.jsonl")):
+        done = CliRunner().invoke(main, ["profile", *words])
+        assert done.exit_code == 2
+        assert "name one file of requests: picbench profile FILE" in done.stderr
 
 
 def test_a_calibration_changes_times_and_is_named(tmp_path: Path) -> None:

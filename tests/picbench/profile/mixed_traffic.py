@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from random import Random
 
 from picbench.engines.request import Chunk, Request, Text
-from picbench.profile.traces import ContentTable, TracedRequest, TraceSegment
+from picbench.workloads.traffic.trace import ContentTable, TracedRequest, TraceSegment
 
 #: Ids of the tiny model's vocabulary, without its special tokens.
 IDS = range(16, 1000)

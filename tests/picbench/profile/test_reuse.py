@@ -15,7 +15,7 @@ from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.profile.blocks import BlockKeys
 from picbench.profile.reuse import ArmSimulation, SimulatedEngine
-from picbench.profile.traces import TracedRequest, TraceSegment
+from picbench.workloads.traffic.trace import TracedRequest, TraceSegment
 
 ARMS = (
     "mepic",

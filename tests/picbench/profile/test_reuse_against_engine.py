@@ -15,8 +15,8 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Result
 from picbench.profile.reuse import ArmSimulation, RequestReuse
-from picbench.profile.traces import TracedRequest
 from picbench.run.schedule import ContextIndex
+from picbench.workloads.traffic.trace import TracedRequest
 
 pytestmark = pytest.mark.engine
 

@@ -202,3 +202,21 @@ def test_requests_that_no_reply_answers_are_refused(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(one) + "\n" for one in (head, line)))
     with pytest.raises(DataError, match=r"requests.jsonl:2: no reply can match 'The'"):
         load_workload(parse_config({"algo": ("full",), "requests": str(path)}))
+
+
+def test_requests_that_are_too_long_can_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    texts = ("Who? " * 400, "Who?", "Where?")
+    lines = [{"time": n, "prompt": text} for n, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = {"algo": ("full",), "requests": str(path), "context": 200, "on_bad_row": "skip"}
+    found = load_workload(parse_config(settings))
+    assert [sample.source for sample in found.samples] == [f"{path}:2", f"{path}:3"]
+    assert found.arrivals == (1, 2)
+    assert len(found.skipped) == 1
+    assert f"{path}:1" in found.skipped[0]
+    assert (found.dataset, found.synthetic, found.samples[0].answers) == ("log", False, ())
+    with pytest.raises(ConfigError, match=r"log\.jsonl:1: \d+ tokens .*leave such requests out"):
+        load_workload(parse_config({**settings, "on_bad_row": "stop"}))
+    one = load_workload(parse_config({**settings, "limit": 1}))
+    assert [sample.source for sample in one.samples] == [f"{path}:2"]

@@ -12,7 +12,8 @@ import pytest
 from picbench.engines.algorithms import parse
 from picbench.errors import ConfigError, DataError
 from picbench.profile.reuse import ArmSimulation
-from picbench.profile.traces import Encode, Trace, read_trace_file
+from picbench.workloads.traffic.trace import Encode, Trace
+from picbench.workloads.traffic.trace_file import read_trace_file
 
 #: Mooncake's FAST25 conversation trace (Apache-2.0), beside the repository.
 DATA = Path(os.environ.get("PICBENCH_DATA", Path(__file__).parents[4] / "shared" / "data"))
@@ -195,6 +196,12 @@ def test_errors_name_line_and_field(tmp_path: Path, line: Any, message: str) -> 
         list(read_trace_file(path, encode).requests)
 
 
+def test_texts_without_chunks_are_in_order_as_well(tmp_path: Path) -> None:
+    lines = [{"arrival": time, "parts": [{"text": "Who?"}]} for time in (2, 1)]
+    with pytest.raises(DataError, match=r"2: field 'arrival': 1\.0 is earlier than 2.0"):
+        list(read_trace_file(written(tmp_path / "t.jsonl", lines), encode).requests)
+
+
 def opened(path: Path) -> Trace:
     return read_trace_file(path, no_tokenizer)
 
@@ -208,8 +215,9 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     with pytest.raises(DataError, match=r"1: Invalid JSON: recursion limit .* at column"):
         list(opened(tmp_path / "deep.jsonl").requests)
+    (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigError, match=r"no 0_trace\.jsonl"):
-        list(opened(tmp_path).requests)
+        list(opened(tmp_path / "folder").requests)
 
 
 def test_a_name_has_one_content(tmp_path: Path) -> None:
