@@ -110,14 +110,28 @@ def parameters(model: Mapping[str, Any]) -> int:
     head, heads = head_size(model), int(model["num_attention_heads"])
     attention = hidden * head * (2 * heads + 2 * kv_heads(model))
     experts, inner = _experts(model)
-    dense = 3 * hidden * inner * experts + (hidden * experts if experts > 1 else 0)
+    dense = 3 * hidden * int(model["intermediate_size"])
+    first = min(layers, _given(model, _DENSE_LAYERS)) if experts > 1 else layers
+    sparse = 3 * hidden * inner * (experts + _given(model, _SHARED)) + hidden * experts
+    feed_forward = first * dense + (layers - first) * sparse
     embeddings = int(model["vocab_size"]) * hidden * (1 if model.get("tie_word_embeddings") else 2)
-    return embeddings + layers * (attention + dense + 2 * hidden) + hidden
+    return embeddings + layers * (attention + 2 * hidden) + feed_forward + hidden
+
+
+#: What models call their experts, those that all tokens have, and the layers before the first ones.
+_ROUTED = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
+_SHARED = "num_shared_experts", "n_shared_experts", "moe_num_shared_experts"
+_DENSE_LAYERS = "first_k_dense_replace", "moe_layer_start_index"
+
+
+def _given(model: Mapping[str, Any], names: Iterable[str]) -> int:
+    """The field that a model calls by one of `names`, 0 for none."""
+    return next((int(model[name]) for name in names if model.get(name)), 0)
 
 
 def _experts(model: Mapping[str, Any]) -> tuple[int, int]:
     """Experts of a layer, and the inner size of each."""
-    count = int(model.get("num_experts") or model.get("num_local_experts") or 1)
+    count = _given(model, _ROUTED) or 1
     if count > 1 and model.get("moe_intermediate_size"):
         return count, int(model["moe_intermediate_size"])
     return count, int(model["intermediate_size"])
@@ -127,7 +141,7 @@ def _activations(config: EngineConfig, model: Mapping[str, Any], tokens: int) ->
     """Of the largest step: one layer's, and those of sampling."""
     hidden, ranks = int(model["hidden_size"]), config.tensor_parallel
     experts, inner = _experts(model)
-    chosen = int(model.get("num_experts_per_tok") or 1) if experts > 1 else 1
+    chosen = (_given(model, ("num_experts_per_tok", "moe_k")) or 1) if experts > 1 else 1
     # The residual and the layer's input; of each expert two projections, their product, the output.
     wide = 2 * hidden + chosen * (3 * inner // ranks + hidden)
     sampled = SAMPLING * 4 * config.max_requests * int(model["vocab_size"])

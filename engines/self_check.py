@@ -59,6 +59,11 @@ class CheckedPrompts:
     prompts: tuple[CheckedPrompt, ...]
     control: float
 
+    @property
+    def rounding(self) -> float:
+        """How far the right answers after a prefix hit are from those computed from nothing."""
+        return max(_first_difference(prompt.full, prompt.hit) for prompt in self.prompts)
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+import transformers
+from transformers import AttentionInterface, AutoConfig, PreTrainedModel
 
 from picbench.engines.oracle.picked import FULL_LAYERS, Asked, Blend, BlendedRows
 from picbench.engines.oracle.rule import ExpandedRow, GivenSegment, Rule, expand
+
+#: Scales of LongRoPE's frequencies, for short prompts and for long ones.
+_FACTORS = "short_factor", "long_factor"
 
 
 def visible(rows: Sequence[ExpandedRow]) -> torch.Tensor:
@@ -32,14 +36,21 @@ class Oracle:
 
     Of any architecture whose layers all have full attention with rotary embeddings: the mask says
     what is seen, and positions are given. `model` is Hugging Face's, for checks against its plain
-    forward. Raises ValueError for models with a sliding window, which the mask does not have.
+    forward. Of two sets of frequencies (LongRoPE) it has those for `context` tokens, whatever is
+    asked. Raises ValueError for models with a sliding window, which the mask does not have.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
+    def __init__(self, folder: str | Path, context: int | None = None) -> None:
+        whole = AutoConfig.from_pretrained(folder)
+        config = whole.get_text_config()
+        rope = config.rope_parameters or {}
+        if "long_factor" in rope:
+            longest = context or config.max_position_embeddings
+            short = longest <= rope["original_max_position_embeddings"]
+            rope |= dict.fromkeys(_FACTORS, rope[_FACTORS[0 if short else 1]])
+        self.model: PreTrainedModel = getattr(transformers, whole.architectures[0]).from_pretrained(
+            folder, config=whole, dtype=torch.float32, attn_implementation="eager"
         )
-        config = self.model.config
         kinds = getattr(config, "layer_types", None)
         windows = [kind for kind in kinds or () if kind != "full_attention"]
         if windows or (kinds is None and getattr(config, "sliding_window", None) is not None):

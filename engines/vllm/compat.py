@@ -103,7 +103,10 @@ def extend(owner: Any, name: str, extension: Callable[..., Any], *parameters: st
 
 
 def check_config(config: Any) -> None:
-    """Raise ConfigError for a setting of a `VllmConfig` that a PIC engine does not support."""
+    """Raise ConfigError for a setting of a `VllmConfig` that a PIC engine does not support.
+
+    Of the rest, each process that may load the model gets what vLLM lacks (`fix_long_rope`).
+    """
     for setting, unsupported, hint in _unsupported(config):
         if unsupported:
             raise ConfigError(f"picbench does not support {setting}", hint=hint)
@@ -113,6 +116,9 @@ def check_config(config: Any) -> None:
     if not config.cache_config.enable_prefix_caching:
         raise ConfigError("prefix caching is off", hint="enable_prefix_caching=True")
     _check_connector(config)
+    from picbench.engines.vllm.long_rope import fix_long_rope
+
+    fix_long_rope(extend)
 
 
 def check_completed(config: Any) -> None:
@@ -183,8 +189,8 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool, str]]:
     for setting, unsupported in _to_leave_off(config):
         yield setting, unsupported, "leave it off"
     model, parallel = config.model_config, config.parallel_config
-    weights = f"{model.quantization} weights: they were not checked"
-    yield weights, model.quantization is not None, "use the same model in bfloat16"
+    media = bool(model.is_multimodal_model) and not text_only(model)
+    yield "images, sounds and videos", media, "set `language_model_only`: text is served"
     # Engine cores of models without experts are told of one replica (vllm/config/parallel.py,
     # reconfigure_for_independent_dp_rank), so that the process that starts them has to refuse more.
     # Requests would be checked against the blocks of all, and what fits no single one would fail.
@@ -192,10 +198,15 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool, str]]:
     yield "data parallelism", parallel.data_parallel_size > 1, alone
 
 
+def text_only(model: Any) -> bool:
+    """Whether a `ModelConfig` is of a model of several modalities that serves text alone."""
+    media = model.multimodal_config
+    return media is not None and bool(media.language_model_only)
+
+
 def _to_leave_off(config: Any) -> Iterator[tuple[str, bool]]:
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
     yield "LoRA adapters", config.lora_config is not None
-    yield "multimodal models", bool(model.is_multimodal_model)
     yield "MLA attention", bool(model.use_mla)
     yield "encoder-decoder models", bool(model.is_encoder_decoder)
     yield "pooling models", model.runner_type == "pooling"

@@ -189,6 +189,8 @@ def _common_arguments(config: EngineConfig, device: Device) -> dict[str, Any]:
         "load_format": load_format(config.model),
         # Text is decoded by the engine's own tokenizer, so that one engine serves token ids too.
         "skip_tokenizer_init": True,
+        # Requests here have no images, whatever the model knows.
+        "language_model_only": True,
         "enforce_eager": eager,
         "tensor_parallel_size": config.tensor_parallel,
         "max_num_seqs": config.max_requests,

@@ -127,6 +127,8 @@ def models() -> None:
     _print(known.describe().items())
     click.echo("Architectures, checked against the oracle with tiny models of random weights:")
     _print(architectures.rows())
+    click.echo("Of vLLM's recipes for text models such that were checked, by what attention is:")
+    _print(architectures.coverage())
 
 
 @listing.command()

@@ -13,8 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from picbench.engines.chunk_cache.tiers.notation import refuse_passwords
-from picbench.engines.vllm.compat import check_config, check_signature, check_version, read_settings
+from picbench.engines.vllm.compat import (
+    check_config,
+    check_signature,
+    check_version,
+    read_settings,
+    text_only,
+)
 from picbench.engines.vllm.device import CPU, find, pool_gib, reserve_cores
+from picbench.engines.vllm.long_rope import LONG
 from picbench.engines.vllm.settings import (
     ASYNC_SCHEDULER,
     CHECKED,
@@ -31,6 +38,9 @@ _LOG = logging.getLogger("vllm.picbench")
 
 #: What the model decides where it is not given.
 _OF_MODEL = ("pad_token", "bos_token", "link_tokens")
+
+#: How a model's frequencies are divided among rows of positions: time, height and width.
+_SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
 def create(upstream: Callable[..., Any], args: Any, *given: Any, **named: Any) -> Any:
@@ -130,9 +140,10 @@ def _complete_config(config: Any, args: Any) -> None:
     scheduler, cache = config.scheduler_config, config.cache_config
     if scheduler.scheduler_cls is None:
         scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SCHEDULER
+    given = config.additional_config[KEY] or {}
+    _complete_model(config.model_config, given.get("positions"))
     model = config.model_config.hf_text_config.to_dict()
     found = PicSettings.of_model(model)
-    given = config.additional_config[KEY] or {}
     config.additional_config[KEY] = {name: getattr(found, name) for name in _OF_MODEL} | given
     if config.device_config.device_type != CPU.name:
         return
@@ -143,6 +154,26 @@ def _complete_config(config: Any, args: Any) -> None:
         size = pool_gib(model, config.model_config.max_model_len)
         cache.kv_cache_memory_bytes = size << 30
         _LOG.info("picbench takes %d GiB for KV, not %s of the memory", size, share)
+
+
+def _complete_model(model: Any, positions: int | None) -> None:
+    """Leave a language model its text, and one rotation for all keys where it has several.
+
+    Of text alone the rows of positions (time, height, width) are the same, by which a model that
+    divides its frequencies among them rotates as one that does not. vLLM has all engines with a KV
+    connector take embeddings of images, in case another one computed them
+    (vllm/config/vllm.py:2768).
+    """
+    rope = model.hf_text_config.rope_parameters or {}
+    if text_only(model):
+        media = model.multimodal_config
+        media.enable_mm_embeds = media.allow_missing_mm_embeddings = False
+        for name in _SECTIONS:
+            rope.pop(name, None)
+    if "long_factor" in rope:
+        # Slots are more than positions, so that `max_model_len` says nothing.
+        longest = positions or model.max_model_len
+        rope[LONG] = longest > rope["original_max_position_embeddings"]
 
 
 def _with_flags(text: str, args: Any) -> str:

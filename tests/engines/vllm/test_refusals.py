@@ -36,40 +36,16 @@ from picbench.engines.vllm.worker.cpu.worker import PicCPUWorker
 from picbench.engines.vllm.worker.cuda.worker import PicGPUWorker
 from picbench.errors import ConfigError, EngineError
 
-#: `quantization_config` of checkpoints, by method.
-QUANTISED: dict[str, dict[str, Any]] = {
-    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
-    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
-    "compressed-tensors": {
-        "quant_method": "compressed-tensors",
-        "format": "float-quantized",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
-                "input_activations": {
-                    "num_bits": 8,
-                    "type": "float",
-                    "strategy": "token",
-                    "dynamic": True,
-                },
-            }
-        },
-        "ignore": ["lm_head"],
-    },
-}
-
 
 def config(**changes: Any) -> Any:
     """As much of a VllmConfig as the checks read, with one part changed."""
     parts = {
         "model_config": {
             "is_multimodal_model": False,
+            "multimodal_config": None,
             "use_mla": False,
             "is_encoder_decoder": False,
             "runner_type": "generate",
-            "quantization": None,
         },
         "parallel_config": {
             "decode_context_parallel_size": 1,
@@ -96,11 +72,10 @@ def config(**changes: Any) -> Any:
     ("change", "message"),
     [
         ({"lora_config": object()}, "LoRA"),
-        ({"is_multimodal_model": True}, "multimodal"),
+        ({"is_multimodal_model": True}, "images.*language_model_only"),
         ({"use_mla": True}, "MLA"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"runner_type": "pooling"}, "pooling"),
-        ({"quantization": "fp8"}, "fp8 weights: they were not checked"),
         ({"speculative_config": object()}, "speculative"),
         ({"decode_context_parallel_size": 2}, "decode context"),
         ({"prefill_context_parallel_size": 2}, "prefill context"),
@@ -120,6 +95,14 @@ def test_unsupported_settings_are_named(change, message):
     compat.check_config(config())
     with pytest.raises(ConfigError, match=message):
         compat.check_config(config(**change))
+
+
+def test_text_of_multimodal_models_is_served():
+    text = SimpleNamespace(language_model_only=True)
+    compat.check_config(config(is_multimodal_model=True, multimodal_config=text))
+    other = SimpleNamespace(language_model_only=False)
+    with pytest.raises(ConfigError, match="images"):
+        compat.check_config(config(is_multimodal_model=True, multimodal_config=other))
 
 
 def test_hybrid_models_are_refused():
@@ -208,17 +191,6 @@ class TestStart:
         some = {name: ours[name] for name in ("scheduler_cls", "kv_transfer_config")}
         with pytest.raises(ConfigError, match="no settings of it"):
             _start(self.arguments(llama) | some | {"block_size": 32}, {})
-
-    @pytest.mark.parametrize("method", ["fp8", "awq", "gptq", "compressed-tensors"])
-    def test_quantised_weights(self, llama, tmp_path, method):
-        """Before any weight is read: this folder has none."""
-        quantised = json.loads((llama / "config.json").read_bytes()) | {
-            "quantization_config": QUANTISED[method],
-            "dtype": "bfloat16",
-        }
-        (tmp_path / "config.json").write_text(json.dumps(quantised))
-        with pytest.raises(ConfigError, match=f"{method}.* weights: they were not checked"):
-            Engine(EngineConfig(model=str(tmp_path), dtype="bfloat16", kv_blocks=64, context=256))
 
     @staticmethod
     def arguments(llama) -> dict[str, Any]:

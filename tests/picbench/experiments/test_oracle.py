@@ -3,7 +3,9 @@
 import json
 import re
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,28 +15,40 @@ from picbench.engines.engine import Engine
 from picbench.engines.oracle import Oracle, epic, full, mepic, naive
 from picbench.errors import ConfigError
 from picbench.experiments import oracle as checking
-from picbench.experiments.oracle import cases, check
+from picbench.experiments.oracle import cases, check, check_quantised
 from picbench.run.measurements import Architectures
-from picbench.workloads.models.architectures import Architecture, architectures, write
+from picbench.workloads.models.architectures import Architecture, architectures, coverage, write
+from picbench.workloads.yaml_data import read_data
 
-RESULTS = Path(__file__).parents[3] / "results" / "gpu" / "architectures.json"
+RESULTS = Path(__file__).parents[3] / "results" / "gpu"
 TOLERANCE = 1e-3
 APART = 0.05  # fifty times the tolerance
+
+#: How tokens are routed to their experts, which vLLM has for GPUs only.
+NO_ROUTING = {"minimax-m2-experts"}
 
 #: Chunks at two places, twice in one prompt, on both sides of another.
 ORDERS = ("BAB",)
 
 
-def rows(said: str) -> Any:
-    found = [pytest.param(row, id=row.name) for row in architectures() if row.cpu == said]
+#: Models with images need what reads them, even for text. It comes with vLLM.
+READS_IMAGES = pytest.mark.skipif(find_spec("torchvision") is None, reason="needs torchvision")
+
+
+def rows(said: str, *, quantised: bool = False) -> Any:
+    found = [
+        pytest.param(row, id=row.name, marks=READS_IMAGES if row.wrapper else ())
+        for row in architectures()
+        if row.cpu == said and bool(row.weights) == quantised
+    ]
     return pytest.mark.parametrize("row", found)
 
 
-def config(model: Path) -> EngineConfig:
+def config(model: Path, dtype: str = "float32") -> EngineConfig:
     return EngineConfig(
         model=str(model),
         device="cpu",
-        dtype="float32",
+        dtype=dtype,
         kv_blocks=512,
         context=1024,
         batch_tokens=256,
@@ -57,6 +71,19 @@ def test_checked_rows_agree_with_the_oracle(
 
 
 @pytest.mark.engine
+@rows("checked", quantised=True)
+def test_checked_weights_agree_with_stock_vllm(
+    row: Architecture, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write(row, tmp_path)
+    agrees = check_quantised(config(model, row.dtypes["cpu"]))
+    said = capsys.readouterr().out
+    assert agrees, said
+    for way in ("full recompute", "all tokens linked", "one chunk at the start"):
+        assert re.search(rf"^ok +{way} ", said, re.MULTILINE)
+
+
+@pytest.mark.engine
 @rows("refused")
 def test_refused_rows_are_refused_in_their_words(row: Architecture, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(row.why)):
@@ -64,7 +91,9 @@ def test_refused_rows_are_refused_in_their_words(row: Architecture, tmp_path: Pa
 
 
 def test_every_row_has_been_tried_on_a_cpu() -> None:
-    assert {row.cpu for row in architectures()} <= {"checked", "refused"}
+    """But for what vLLM's build for CPUs has no kernels for."""
+    without = {row.name for row in architectures() if row.cpu == "not checked"}
+    assert all(row.weights for row in architectures() if row.name in without - NO_ROUTING)
     assert all(row.why for row in architectures() if "refused" in (row.cpu, row.gpu))
 
 
@@ -72,11 +101,11 @@ def test_every_row_has_been_tried_on_a_cpu() -> None:
 @rows("checked")
 def test_tiny_models_tell_algorithms_apart(row: Architecture, tmp_path: Path) -> None:
     """An engine that used another algorithm, or the wrong positions, would be noticed."""
-    oracle = Oracle(write(row, tmp_path))
+    oracle = Oracle(write(row, tmp_path), context=1024)
     assert json.loads((tmp_path / "config.json").read_bytes())["architectures"] == [
         row.architecture
     ]
-    case = next(iter(cases(oracle.model.config.vocab_size, ORDERS)))
+    case = next(iter(cases(oracle.model.config.get_text_config().vocab_size, ORDERS)))
     kinds = ("text", "chunk", "chunk", "chunk", "text")
     tokens = [segment.tokens or () for segment in case.request.segments]
     found = [
@@ -89,13 +118,28 @@ def test_tiny_models_tell_algorithms_apart(row: Architecture, tmp_path: Path) ->
 
 def test_what_the_table_says_of_gpus_is_what_was_measured() -> None:
     """Without a measurement it says so, or refuses what no device serves."""
-    found = json.loads(RESULTS.read_bytes())["found"]
+    files = sorted(RESULTS.glob("architectures*.json"))
+    found = [row for file in files for row in json.loads(file.read_bytes())["found"]]
     measured = {row["name"]: row["verdict"] for row in found}
     for row in architectures():
         if row.name in measured:
             assert row.gpu == measured[row.name], row.name
         else:
             assert row.gpu == "not checked" or row.gpu == row.cpu == "refused", row.name
+
+
+def test_recipes_are_counted_by_the_rows_that_stand_for_them() -> None:
+    data, rows = read_data("models", "recipes"), {row.name: row for row in architectures()}
+    names = [name for group in data["groups"] for name in group["recipes"]]
+    assert len(names) == len(set(names)) == 113
+    for group in data["groups"]:
+        assert ("row" in group) != bool(group.get("why"))
+        assert {group[name] for name in ("row", "weights") if name in group} <= set(rows)
+        assert not rows[group["row"]].weights if "row" in group else True
+        assert rows[group["weights"]].weights if "weights" in group else True
+    counts = dict(coverage())
+    assert re.fullmatch(r"\d+ of 113 on CPU, \d+ on GPU", counts["all recipes of 2026-08-21"])
+    assert counts["sparse attention"] == "0 of 10 on CPU, 0 on GPU"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +167,9 @@ def test_a_check_stands_by_the_table(
 ) -> None:
     answer = {"name": name, "verdict": verdict, "line": line}
     monkeypatch.setattr(checking, "_check", lambda *_, **__: answer)
-    monkeypatch.setattr(checking, "find", lambda name: None)  # A GPU that is not here.
+    monkeypatch.setattr(
+        checking, "find", lambda name: SimpleNamespace(name="cuda")
+    )  # A GPU that is not here.
     settings = Architectures(only=(name,), eager=True, jobs=2, output=tmp_path)
     outcome = checking.check_architectures(settings)
     assert (outcome.code == 0) is good
@@ -160,7 +206,7 @@ def test_what_a_process_said_is_found_in_its_logs(
 ) -> None:
     done = subprocess.CompletedProcess("", code, stdout, stderr)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    found = checking._check("a", tmp_path, settings=Architectures())
+    found = checking._check("a", tmp_path, Architectures())
     assert found == {"name": "a", "verdict": verdict, "line": line}
 
 

@@ -120,7 +120,8 @@ def test_steps_are_scheduled_ahead_where_vllm_does(gpu: None) -> None:
     assert (asked.scheduler_cls, asked.async_scheduling) == (None, None)
     for ahead, expected in ((True, ASYNC_SCHEDULER), (False, SCHEDULER)):
         scheduler = SimpleNamespace(scheduler_cls=None, async_scheduling=ahead)
-        model = SimpleNamespace(hf_text_config=SimpleNamespace(to_dict=dict))
+        text = SimpleNamespace(to_dict=dict, rope_parameters=None)
+        model = SimpleNamespace(hf_text_config=text, multimodal_config=None)
         config = SimpleNamespace(
             scheduler_config=scheduler,
             cache_config=None,
@@ -224,3 +225,31 @@ def test_what_is_not_supported_is_refused_before_a_process_is_started(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         arguments(**given).create_engine_config()
+
+
+LONG_ROPE = {"long_factor": [2.0], "short_factor": [1.0], "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("positions", "long"), [(None, True), (4096, False), (4097, True)], ids=str
+)
+def test_the_longest_prompt_chooses_frequencies_and_not_the_slots(
+    positions: int | None, long: bool
+) -> None:
+    text = SimpleNamespace(rope_parameters=dict(LONG_ROPE))
+    model = SimpleNamespace(hf_text_config=text, multimodal_config=None, max_model_len=9216)
+    engine_args._complete_model(model, positions)
+    assert text.rope_parameters == {**LONG_ROPE, "picbench_long": long}
+
+
+def test_text_alone_has_one_row_of_positions_and_no_embeddings_of_images() -> None:
+    rope = {"rope_type": "default", "mrope_section": [8, 12, 12], "mrope_interleaved": True}
+    for alone in (True, False):
+        text = SimpleNamespace(rope_parameters=dict(rope))
+        media = SimpleNamespace(
+            language_model_only=alone, enable_mm_embeds=True, allow_missing_mm_embeddings=True
+        )
+        model = SimpleNamespace(hf_text_config=text, multimodal_config=media)
+        engine_args._complete_model(model, None)
+        assert text.rope_parameters == ({"rope_type": "default"} if alone else rope)
+        assert media.enable_mm_embeds is media.allow_missing_mm_embeddings is (not alone)

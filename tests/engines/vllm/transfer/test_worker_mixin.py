@@ -13,9 +13,11 @@ from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 from vllm.config import CompilationConfig, CompilationMode, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.linear import LinearBase
 
 from picbench.engines.vllm.transfer.namespace import namespace, packing_noted
 from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
+from picbench.engines.vllm.worker.cpu.worker import PicCPUWorker
 
 
 class Upstream:
@@ -243,6 +245,19 @@ def test_a_matrix_that_was_packed_unseen_is_like_no_other() -> None:
     model = Model()
     utils.dispatch_cpu_unquantized_gemm(model.linear, remove_weight=True)
     assert name(model) != name(model)
+
+
+def test_weights_that_onednn_took_are_like_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of INT8 layers it leaves scales, which other weights may share."""
+    monkeypatch.setattr(ConnectorWorkerMixin, "namespace", lambda _: b"same")
+    layer = LinearBase.__new__(LinearBase)
+    nn.Module.__init__(layer)
+    layer.weight = nn.Parameter(torch.zeros(2, 2))
+    worker: Any = PicCPUWorker.__new__(PicCPUWorker)
+    monkeypatch.setattr(worker, "get_model", lambda: nn.ModuleList([layer]), raising=False)
+    assert worker.namespace() == worker.namespace() == b"same"
+    layer.weight = None  # type: ignore[assignment]
+    assert worker.namespace() != worker.namespace()
 
 
 def test_a_persistent_buffer_is_read_and_a_table_is_not() -> None:
