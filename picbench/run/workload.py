@@ -221,8 +221,7 @@ def _fitting(
             continue
         problem = DataError(
             f"{needed} tokens of prompt and reply, a context of {context}",
-            hint="raise `context`, name another `model`, draw requests of fewer chunks, or leave "
-            "such requests out: `on_bad_row=skip`",
+            hint="raise `context`, name another `model`, or draw requests of fewer chunks",
         )
         bad.reject(placed(sample.source or sample.id, problem))
     if not kept:

@@ -216,7 +216,7 @@ def test_requests_that_are_too_long_can_be_left_out(tmp_path: Path) -> None:
     assert len(found.skipped) == 1
     assert f"{path}:1" in found.skipped[0]
     assert (found.dataset, found.synthetic, found.samples[0].answers) == ("log", False, ())
-    with pytest.raises(ConfigError, match=r"log\.jsonl:1: \d+ tokens .*leave such requests out"):
+    with pytest.raises(ConfigError, match=r"log\.jsonl:1: \d+ tokens .*=skip` leaves the row out"):
         load_workload(parse_config({**settings, "on_bad_row": "stop"}))
     one = load_workload(parse_config({**settings, "limit": 1}))
     assert [sample.source for sample in one.samples] == [f"{path}:2"]
