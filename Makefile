@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: install demo test gate check quick unit gpu-check lint types tree pictures claims schemas clean
+.PHONY: docs pages install demo test gate check quick unit gpu-check lint types tree pictures claims schemas clean
 
 install: $(STAMP)
 
@@ -111,3 +111,11 @@ tree:
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# The documentation as a site, in build/site: pages keep their places, so that links hold in both.
+docs: install pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+pages:
+	rm -rf build/pages && mkdir -p build/pages
+	cp -r README.md CONTRIBUTING.md LICENSE docs results examples deploy build/pages/

@@ -7,7 +7,7 @@ a warm one. The page compares the arms cell by cell and seed by seed.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -34,7 +34,7 @@ from picbench.profile.predictor import (
 )
 from picbench.run import runner
 from picbench.run.measurements import BreakEven, Outcome
-from picbench.tables.page import page, paragraphs
+from picbench.tables.page import page, paragraphs, update_summary
 from picbench.tables.table import NOTHING, table
 
 #: The arm that is judged, and those that it is compared with.
@@ -316,8 +316,13 @@ def _crossings(ratios: Sequence[SeedRatios]) -> _Crossings:
 
 
 def write_page(measured: MeasuredGrid, output: Path, notes: Sequence[str] = ()) -> str:
-    """Write ``README.md`` and a figure for each quantity; the page. `notes` end it."""
+    """Write ``README.md`` and a figure for each quantity; the page. `notes` end it.
+
+    ``summary.json`` beside it has how well `auto` chose, if it was served.
+    """
     ratios = find_ratios(measured)
+    if chosen := find_chosen(measured):
+        update_summary(output, {"auto": asdict(Choosing.of(chosen))})
     text = render_page(measured, ratios, "\n".join(_draw(measured, ratios, output)), notes)
     write_whole(output / "README.md", text.encode())
     return text

@@ -1,8 +1,9 @@
 """The grid of break-even: what is left, resumed, compared and shown."""
 
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,7 @@ def test_the_page_names_crossings_and_losses(tmp_path: Path) -> None:
     grid = replace(measured(), facts=replace(FACTS, versions=versions))
     page = write_page(grid, tmp_path, ["a note"])
     assert (tmp_path / "README.md").read_text() == page
+    assert not (tmp_path / "summary.json").exists()
     ratios = find_ratios(grid)
     lost = [ratio for ratio in ratios if ratio.middle > 1]
     assert f"{len(lost)} of {len(ratios)} comparisons" in page
@@ -255,10 +257,12 @@ def chosen(grid: MeasuredGrid, factor: float) -> MeasuredGrid:
     return replace(grid, cells=cells)
 
 
-def test_what_auto_lost_and_kept_is_said() -> None:
+def test_what_auto_lost_and_kept_is_said(tmp_path: Path) -> None:
     grid = measured()
     times = find_chosen(chosen(grid, 1.05))
     found = Choosing.of(times)
+    write_page(chosen(grid, 1.05), tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_bytes()) == {"auto": asdict(found)}
     assert found.cells == len(times) == len(grid.points())
     assert found.lost_over_3_percent == len(times) and found.worst == pytest.approx(1.05)
     assert found.kept_of_gain < 0
