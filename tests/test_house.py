@@ -17,7 +17,7 @@ PROSE = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 MOST_LINES = 60
 
 #: Lines of each package, at most. They fall; a commit that raises one says what a user gets for it.
-LINES = {"engines": 21_792, "kernels": 6_657, "picbench": 27_614, "workloads": 9_273}
+LINES = {"engines": 21_814, "kernels": 6_657, "picbench": 27_595, "workloads": 9_273}
 
 #: Files of each package, at most. A file has one public noun, and rather 150 to 500 lines than few.
 FILES_OF = {"engines": 21_619, "kernels": 6_638, "picbench": 96, "workloads": 80}

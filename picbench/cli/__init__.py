@@ -15,7 +15,7 @@ from picbench.cli.serve import route, serve
 #: The commands in groups, each with an example; "- " marks one for rare occasions.
 _COMMANDS: Mapping[str, Mapping[click.Command, str]] = {
     "Decide": {
-        profile: "picbench profile trace.jsonl",
+        profile: "picbench profile log.jsonl",
         explain: "picbench explain mepic --chunks 4",
         listing: "picbench list algorithms",
     },

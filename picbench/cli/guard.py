@@ -48,6 +48,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 #: The extra with which a package comes that the core does without.
 _EXTRAS = dict.fromkeys(("pandas", "matplotlib", "adjustText"), "figures")
 _EXTRAS |= dict.fromkeys(("datasets", "pyarrow"), "rows")
+_EXTRAS |= {name: name for name in ("mlflow", "wandb", "ray")}
 
 #: A field in backticks, with or without a value: `kv_blocks`, `data=hub`.
 _FIELD = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")

@@ -282,8 +282,8 @@ def export(*, runs: tuple[str, ...], tracker: str, project: str) -> None:
     Where the tracker is its own variables say; its package comes with picbench[mlflow] or
     picbench[wandb].
     """
-    from picbench.report.export import export_run
+    from picbench.report.export import TRACKERS
     from picbench.store.reader import read_run
 
     for found in [read_run(Path(run)) for run in runs]:
-        click.echo(f"{found.path}: {export_run(found, tracker, project)}")
+        click.echo(f"{found.path}: {TRACKERS[tracker](found, project)}")

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,21 +18,12 @@ if TYPE_CHECKING:
     from picbench.experiments.sweep import SweepCell
     from picbench.run.job import Job
     from picbench.run.session import Services
+    from picbench.store.summary import ArmSummary
 
 #: Settings that a dry run tells as they are, and what stands for those that are not given.
 _TOLD = (
-    *(
-        "dataset",
-        "data",
-        "columns",
-        "reuse",
-        "seed",
-        "concurrency",
-        "dtype",
-        "device",
-        "tensor_parallel",
-    ),
-    *("eager", "on_bad_row", "prompts", "scoring", "drop"),
+    *("dataset", "data", "columns", "reuse", "seed", "concurrency", "dtype", "device"),
+    *("tensor_parallel", "eager", "on_bad_row", "prompts", "scoring", "drop"),
 )
 _UNSET = {
     "columns": "LongBench's",
@@ -85,7 +76,6 @@ def run(
     the run ended, and each arm's main numbers. The directory also gets table.csv, table.md and
     figures. A run that was stopped is resumed by the same command; see docs/runs.md.
     """
-    from picbench.errors import EngineError, InvalidRun
     from picbench.figures.run import write_run_files
     from picbench.run.job import prepare
     from picbench.run.result import low_reuse, print_result
@@ -118,16 +108,23 @@ def run(
             print_result(job, arms, sys.stdout, worded)
         for line in (services.files or write_run_files)(job.output):
             click.echo(line, err=True)
-        if ignored := [name for name, arm in arms.items() if arm.without_reuse]:
-            raise InvalidRun(
-                f"`arm` {', '.join(ignored)}: served without reuse: chunks were ignored",
-                hint="serve with picbench and `--enable-prompt-tokens-details`, or without `algo=`",
-            )
-        if failed := sum(arm.failed for arm in arms.values()):
-            raise EngineError(
-                f"{failed} of {total} requests failed", hint="see error in samples.jsonl, and logs/"
-            )
+        _check_served(arms, total)
         return 0
+
+
+def _check_served(arms: "Mapping[str, ArmSummary]", total: int) -> None:
+    """Raise InvalidRun for arms that ignored their chunks, EngineError for requests that failed."""
+    from picbench.errors import EngineError, InvalidRun
+
+    if ignored := [name for name, arm in arms.items() if arm.without_reuse]:
+        raise InvalidRun(
+            f"`arm` {', '.join(ignored)}: served without reuse: chunks were ignored",
+            hint="serve with picbench and `--enable-prompt-tokens-details`, or without `algo=`",
+        )
+    if failed := sum(arm.failed for arm in arms.values()):
+        raise EngineError(
+            f"{failed} of {total} requests failed", hint="see error in samples.jsonl, and logs/"
+        )
 
 
 def with_baselines(algo: Sequence[str], *, alone: bool, remote: bool) -> tuple[str, ...]:

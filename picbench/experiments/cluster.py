@@ -17,12 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from picbench.errors import ConfigError, EngineError, PicBenchError
-from picbench.experiments.sweep import SweepCell
-from picbench.figures.run import write_run_files
+from picbench.experiments.sweep import SweepCell, measure_cell
 from picbench.files import write_json
-from picbench.run.job import prepare
 from picbench.run.schedule import Progress
-from picbench.run.session import Services, execute
+from picbench.run.session import Services
 from picbench.settings import RunConfig
 from picbench.store.writer import FINAL, MANIFEST
 
@@ -65,9 +63,7 @@ def run_cell(
         unpack(before, path)
         try:
             here = config.model_copy(update={"output": str(path)})
-            job = prepare(here, services.load, services.memory)
-            execute(job, services.launch, Progress(0, None))
-            lines += (services.files or write_run_files)(path)
+            lines += measure_cell(here, services, Progress(0, None))
         except PicBenchError as error:
             failure = str(error)
         return pack(path), failure, lines
@@ -79,7 +75,7 @@ def run_on_ray(
     """Run the cells that have not ended on the cluster at `address`, and yield each as it ends.
 
     An `address` is Ray's: ``auto`` for the cluster that this machine is in, ``ray://HOST:10001``
-    for one elsewhere. Raises ConfigError without Ray, or without such a cluster.
+    for one elsewhere. Raises ConfigError without such a cluster.
     """
     with _connected(address) as ray:
         size = _node_size(ray.nodes())
@@ -125,11 +121,8 @@ def _wanted(config: RunConfig, size: tuple[int, int]) -> dict[str, float]:
 
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        hint = "pip install 'picbench[ray]', on every node"
-        raise ConfigError("the package ray is not installed", hint=hint) from error
+    import ray
+
     try:
         if address != "auto":  # Where nothing listens, Ray tries for minutes and ends the process.
             where = urlsplit(address if "://" in address else f"ray://{address}")

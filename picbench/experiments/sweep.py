@@ -430,6 +430,13 @@ def open_sweep(name: str, cells: Sequence[SweepCell], folder: Path) -> None:
     write_json(folder / SWEEP, {"name": name, "cells": settings})
 
 
+def measure_cell(config: RunConfig, services: Services, progress: Progress) -> Iterator[str]:
+    """Run a cell, and make its tables and figures; a line for each that cannot be made."""
+    job = prepare(config, services.load, services.memory)
+    execute(job, services.launch, progress)
+    yield from (services.files or write_run_files)(job.output)
+
+
 def run_sweep(
     cells: Sequence[SweepCell],
     services: Services,
@@ -447,9 +454,7 @@ def run_sweep(
             if cell.status not in FINAL:
                 progress = display(cell.requests * len(cell.arms))
                 progress.say(f"cell {number} of {len(cells)}: {cell.name}")
-                job = prepare(cell.config, services.load, services.memory)
-                execute(job, services.launch, progress)
-                for line in (services.files or write_run_files)(cell.path):
+                for line in measure_cell(cell.config, services, progress):
                     say(f"{cell.name}: {line}")
         except PicBenchError as error:
             failure = " ".join(cell.places.put_into(str(error)).split())

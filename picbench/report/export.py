@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from picbench.errors import ConfigError
 from picbench.store import writer
 from picbench.store.reader import Run
 from picbench.store.summary import ArmSummary
@@ -82,21 +81,7 @@ def to_wandb(run: Run, project: str) -> str:
     return f"group {group} of {project}"
 
 
-#: How runs are written to a tracker, by its name, which is also that of its package.
+#: How runs are written to a tracker, by its name.
 TRACKERS: Mapping[str, Callable[[Run, str], str]] = MappingProxyType(
     {"mlflow": to_mlflow, "wandb": to_wandb}
 )
-
-
-def export_run(run: Run, tracker: str, project: str) -> str:
-    """Write a run to a tracker; returns the name of what was written.
-
-    Raises ConfigError if the tracker's package is not installed.
-    """
-    try:
-        return TRACKERS[tracker](run, project)
-    except ModuleNotFoundError as error:
-        if error.name != tracker:
-            raise
-        hint = f"pip install 'picbench[{tracker}]'"
-        raise ConfigError(f"the package {tracker} is not installed", hint=hint) from error

@@ -39,6 +39,13 @@ _LOG = logging.getLogger("vllm.picbench")
 #: What the model decides where it is not given.
 _OF_MODEL = ("pad_token", "bos_token", "link_tokens")
 
+#: Forms of quantised weights that agreed with stock vLLM on a GPU (`picbench list models`):
+#: those of compressed-tensors, and vLLM's names of others.
+_CHECKED_WEIGHTS = (
+    *("float-quantized", "int-quantized", "pack-quantized"),
+    *("awq", "awq_marlin", "gptq", "gptq_marlin"),
+)
+
 #: How a model's frequencies are divided among rows of positions: time, height and width.
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
@@ -142,6 +149,8 @@ def _complete_config(config: Any, args: Any) -> None:
         scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SCHEDULER
     given = config.additional_config[KEY] or {}
     _complete_model(config.model_config, given.get("positions"))
+    if (weights := _unchecked_weights(config.model_config)) is not None:
+        _LOG.warning("picbench was not checked with %s weights: picbench list models", weights)
     model = config.model_config.hf_text_config.to_dict()
     found = PicSettings.of_model(model)
     config.additional_config[KEY] = {name: getattr(found, name) for name in _OF_MODEL} | given
@@ -174,6 +183,19 @@ def _complete_model(model: Any, positions: int | None) -> None:
         # Slots are more than positions, so that `max_model_len` says nothing.
         longest = positions or model.max_model_len
         rope[LONG] = longest > rope["original_max_position_embeddings"]
+
+
+def _unchecked_weights(model: Any) -> str | None:
+    """The form of quantised weights that no check has passed with, as checkpoints call it."""
+    if model.quantization is None:
+        return None
+    given = getattr(model.hf_config, "quantization_config", None) or {}
+    groups = (group.get("weights") or {} for group in (given.get("config_groups") or {}).values())
+    in_blocks = any(weights.get("strategy") == "block" for weights in groups)
+    form = str(given.get("format") or model.quantization)
+    if in_blocks or given.get("weight_block_size"):
+        return f"{form} (in blocks)"
+    return None if form in _CHECKED_WEIGHTS else form
 
 
 def _with_flags(text: str, args: Any) -> str:

@@ -121,7 +121,7 @@ def test_steps_are_scheduled_ahead_where_vllm_does(gpu: None) -> None:
     for ahead, expected in ((True, ASYNC_SCHEDULER), (False, SCHEDULER)):
         scheduler = SimpleNamespace(scheduler_cls=None, async_scheduling=ahead)
         text = SimpleNamespace(to_dict=dict, rope_parameters=None)
-        model = SimpleNamespace(hf_text_config=text, multimodal_config=None)
+        model = SimpleNamespace(hf_text_config=text, multimodal_config=None, quantization=None)
         config = SimpleNamespace(
             scheduler_config=scheduler,
             cache_config=None,
@@ -253,3 +253,31 @@ def test_text_alone_has_one_row_of_positions_and_no_embeddings_of_images() -> No
         engine_args._complete_model(model, None)
         assert text.rope_parameters == ({"rope_type": "default"} if alone else rope)
         assert media.enable_mm_embeds is media.allow_missing_mm_embeddings is (not alone)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "given", "said"),
+    [
+        (None, None, None),
+        ("gptq_marlin", {"quant_method": "gptq"}, None),
+        ("compressed-tensors", {"format": "pack-quantized"}, None),
+        ("compressed-tensors", {"format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
+        (
+            "compressed-tensors",
+            {
+                "format": "float-quantized",
+                "config_groups": {"0": {"weights": {"strategy": "block"}}},
+            },
+            "float-quantized (in blocks)",
+        ),
+        ("fp8", {"weight_block_size": [128, 128]}, "fp8 (in blocks)"),
+        ("mxfp4", {"quant_method": "mxfp4"}, "mxfp4"),
+    ],
+)
+def test_weights_that_no_check_passed_with_are_named(
+    quantization: str | None, given: dict[str, Any] | None, said: str | None
+) -> None:
+    model = SimpleNamespace(
+        quantization=quantization, hf_config=SimpleNamespace(quantization_config=given)
+    )
+    assert engine_args._unchecked_weights(model) == said
