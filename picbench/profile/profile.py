@@ -14,6 +14,7 @@ from picbench.profile.costs import ClosedLoop
 from picbench.profile.headroom import Headroom
 from picbench.profile.predictor import ArmPrediction, GridPredictor, links_chunks
 from picbench.profile.reuse import ArmSimulation, ReuseTotals
+from picbench.tables.run import times_sooner
 from picbench.tables.table import NOTHING
 from picbench.workloads.traffic.trace import Sees, Trace, TracedRequest
 
@@ -358,8 +359,7 @@ def _sentence(profile: TraceProfile, worth: Worth, ours: ArmProfile, theirs: Arm
     if ours.predicted and against.predicted:
         first, before = ours.predicted.ttft_s, against.predicted.ttft_s
         if first and before:
-            times = f"{before / first:.1f} times sooner" if first < before else "no sooner"
-            parts.append(f"its first token is predicted {times}")
+            parts.append(f"its first token is predicted {times_sooner(first / before)}")
         memory = ours.predicted.kv_gib / max(against.predicted.kv_gib, 1e-12)
         parts.append(f"with {memory:.2f} of the KV memory")
     shares = [k for kept in profile.kept(ours).values() for k, *_ in kept.values()]

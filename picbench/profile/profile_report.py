@@ -36,7 +36,7 @@ class ProfileReport:
 
     def text(self) -> str:
         """The report for a terminal of 80 columns; it ends in the decision."""
-        lines = [*self._lines(), self._legend(), *self._grid_lines(), self.advice.line]
+        lines = [*self._lines(), self._legend(), *self._grid_lines()]
         notes = "\n".join(_filled(line) for line in lines)
         decision = _filled(self.advice.sentence or self.advice.line)
         blocks = [notes, decision, "\n".join(self._picture()), "\n".join(self._headroom())]
